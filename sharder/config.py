@@ -1,0 +1,188 @@
+"""The typed config of a run, and every check that needs neither data nor devices.
+
+Hydra composes `conf/` against these dataclasses, so an unknown key or a wrong type is caught while composing;
+`validate` then checks what types cannot say. Nothing here imports jax: a config is refused before anything slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class RunConfig:
+    name: str = "train"  # the folder under run.root that groups runs; an experiment preset sets its own
+    id: str | None = None  # names the run folder; made once by the command when not given
+    root: str = "outputs"
+
+
+@dataclass
+class TrainConfig:
+    steps: int = 1000
+    batch_size: int = 32  # global: over all devices and accumulation
+    accumulation: int = 1  # microbatches a step
+    seed: int = 0
+    log_every: int = 10  # steps
+
+
+@dataclass
+class VisionConfig:
+    """A SigLIP tower: `image_size / patch` squared tokens a camera."""
+
+    width: int = 1152
+    depth: int = 27
+    mlp_dim: int = 4304
+    heads: int = 16
+    patch: int = 14  # pixels
+
+
+@dataclass
+class ExpertConfig:
+    """One Gemma expert. Depth, heads, kv_heads and head_dim must agree between the experts: they share attention."""
+
+    width: int = 2048
+    depth: int = 18
+    mlp_dim: int = 16384
+    heads: int = 8
+    kv_heads: int = 1
+    head_dim: int = 256
+    lora_rank: int = 0  # 0: no LoRA
+    lora_alpha: float = 1.0
+
+
+@dataclass
+class ModelConfig:
+    name: str = "pi0"
+    variant: str = "pi0"  # pi0 | pi05
+    vision: VisionConfig = field(default_factory=VisionConfig)
+    language: ExpertConfig = field(default_factory=ExpertConfig)
+    action: ExpertConfig = field(default_factory=ExpertConfig)
+    vocabulary: int = 257152
+    image_size: int = 224  # pixels
+    action_dim: int = 32
+    horizon: int = 50  # actions a chunk
+    prompt_tokens: int = 48
+    weight_dtype: str = "float32"  # float32 | bfloat16
+    compute_dtype: str = "bfloat16"  # float32 | bfloat16
+    freeze: list[str] = field(default_factory=list)  # prefixes of weight paths that are not trained (LoRA always is)
+    weights: str | None = None  # start from this checkpoint instead of random weights
+    flow_steps: int = 10  # Euler steps of sample_actions
+
+
+@dataclass
+class AugmentConfig:
+    """Applied on the device, keyed per example. All zeros (and crop 1) is no augmentation."""
+
+    crop: float = 0.95  # side of the random crop as a share of the image
+    rotation_degrees: float = 5.0
+    brightness: float = 0.3
+    contrast: float = 0.4
+    saturation: float = 0.5
+    geometric_except: list[str] = field(default_factory=list)  # cameras that are neither cropped nor rotated
+
+
+@dataclass
+class PlanarArmConfig:
+    episodes: int = 400
+    image_size: int = 64  # pixels
+    seed: int = 0
+
+
+@dataclass
+class DataConfig:
+    kind: str = "planar_arm"  # planar_arm | lerobot
+    root: str | None = None  # folder of the LeRobot set; planar_arm: null = the user's cache folder
+    cameras: dict[str, str] | None = None  # model camera -> recording's key; null: see docs of data/lerobot
+    state: str = "observation.state"
+    action: str = "action"
+    prompt: str | None = None  # fixed instruction; null: each episode's own task
+    episodes: list[int] | None = None  # null: all
+    normalization: str = "auto"  # auto (pi0: mean_std, pi05: quantiles) | mean_std | quantiles | none
+    normalization_file: str | None = None  # openpi's norm_stats.json
+    min_range: float = 1e-2  # floor of a dimension's std or quantile range, in the recording's own unit
+    tokenizer: str = "bytes"  # bytes, or the path of a SentencePiece model
+    workers: int = 1  # processes that decode; 0: a thread of the training process
+    prefetch: int = 4  # batches made ahead
+    decoders: int = 32  # open video decoders a worker keeps
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    planar_arm: PlanarArmConfig = field(default_factory=PlanarArmConfig)
+
+
+@dataclass
+class OptimizerConfig:
+    learning_rate: float = 2.5e-5  # peak
+    final_learning_rate: float = 2.5e-6
+    warmup_steps: int = 1000
+    decay_steps: int = 30000
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 1e-10
+    clip_norm: float = 1.0
+    ema_decay: float | None = 0.99  # null: no EMA
+
+
+@dataclass
+class MeshConfig:
+    batch: int = 1
+    fsdp: int = 1
+
+
+@dataclass
+class HardwareConfig:
+    kind: str = "auto"
+    count: int = 1
+    hosts: int = 1
+
+
+@dataclass
+class TrackingConfig:
+    mode: str = "offline"  # offline | online | off
+    project: str = "sharder"
+
+
+@dataclass
+class CheckpointConfig:
+    every_steps: int = 1000
+    keep: int = 2  # newest ones kept
+    keep_every: int | None = None  # steps; those divisible by it are never deleted
+
+
+@dataclass
+class EvaluationConfig:
+    """Closed-loop evaluation in the simulator; recordings without one are not rolled out."""
+
+    episodes: int = 50
+    seed: int = 1_000_000  # starts never seen in training
+    max_steps: int = 60
+    execute: int = 4  # actions of a chunk executed before the next is sampled
+    at_start: bool = True  # before training
+    at_end: bool = True
+
+
+@dataclass
+class ChoiceConfig:
+    """A group whose option is one word (attn, remat, layout ...)."""
+
+    name: str = "naive"
+
+
+@dataclass
+class Config:
+    run: RunConfig = field(default_factory=RunConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    attn: ChoiceConfig = field(default_factory=ChoiceConfig)
+    remat: ChoiceConfig = field(default_factory=ChoiceConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    launch: ChoiceConfig = field(default_factory=ChoiceConfig)
+    profile: ChoiceConfig = field(default_factory=ChoiceConfig)
+    resume: str = "auto"
+    experiment: Any = None
