@@ -1,0 +1,60 @@
+"""Attention under pi0's block mask: one signature, several implementations.
+
+    B batch   T queries   S keys   N query heads   K key/value heads   G = N / K   H head dim
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+MASKED = -2.0e38  # finite: a row that is masked whole must not become NaN
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """Who sees whom, as structure rather than as a T x S array.
+
+    Tokens lie in blocks; a query sees the keys of its own block and of lower ones that are valid. pi0 has three:
+
+                      keys: prefix (0)   state (1)   actions (2)
+        prefix  query           x
+        state   query           x            x
+        actions query           x            x            x
+
+    Padding is never seen. A padded query's output is read by nobody, so its row is left as it falls.
+    """
+
+    query_block: np.ndarray  # [T] int, known while tracing, so that whole blocks can be skipped
+    key_block: np.ndarray  # [S] int
+    key_valid: jax.Array  # [B, S] bool
+
+    def dense(self) -> jax.Array:
+        """[B, T, S] bool."""
+        return (self.key_block[None, :] <= self.query_block[:, None])[None] & self.key_valid[:, None, :]
+
+
+def naive(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: BlockMask) -> jax.Array:
+    """The reference: scores and softmax in float32, written out. Queries are already scaled."""
+    B, T, N, H = q_BTNH.shape
+    K = k_BSKH.shape[2]
+    q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
+    scores_BKGTS = jnp.einsum("BTKGH,BSKH->BKGTS", q_BTKGH, k_BSKH, preferred_element_type=jnp.float32)
+    scores_BKGTS = jnp.where(mask.dense()[:, None, None], scores_BKGTS, MASKED)
+    shares_BKGTS = jax.nn.softmax(scores_BKGTS, axis=-1).astype(v_BSKH.dtype)
+    return jnp.einsum("BKGTS,BSKH->BTKGH", shares_BKGTS, v_BSKH).reshape(B, T, N, H)
+
+
+def xla(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: BlockMask) -> jax.Array:
+    """JAX's own attention, lowered by XLA."""
+    return jax.nn.dot_product_attention(
+        q_BTNH, k_BSKH, v_BSKH, mask=mask.dense()[:, None], scale=1.0, implementation="xla"
+    )
+
+
+Attention = Callable[[jax.Array, jax.Array, jax.Array, BlockMask], jax.Array]
+IMPLEMENTATIONS: dict[str, Attention] = {"naive": naive, "xla": xla}

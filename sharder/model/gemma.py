@@ -1,0 +1,218 @@
+"""Gemma with two experts that share one attention: each token stream has its own weights, all tokens meet in attention.
+
+    B batch   T tokens of one stream   S keys   D width   N query heads   K key/value heads   H head dim
+    F mlp width   L layers
+
+The streams are the prefix (cameras and prompt, through the language expert) and the suffix (state and noisy
+actions, through the action expert). Either may be absent: the prefix alone fills the cache, the suffix alone reads it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from sharder.config import ExpertConfig
+from sharder.model.attention import BlockMask
+from sharder.model.execution import Execution
+from sharder.model.lora import AttentionLora, MlpLora
+from sharder.model.weight import Dense, Init
+
+MAX_WAVELENGTH = 10_000.0  # tokens
+
+
+class Streams(NamedTuple):
+    """One array an expert; None where that stream is absent."""
+
+    language: jax.Array | None  # [B, T, D of the language expert]
+    action: jax.Array | None  # [B, T, D of the action expert]
+
+
+class Cache(NamedTuple):
+    """Keys (rotated) and values of the prefix, layer by layer."""
+
+    k: jax.Array  # [L, B, S, K, H]
+    v: jax.Array  # [L, B, S, K, H]
+
+
+def rotate(x_BTNH: jax.Array, positions_BT: jax.Array) -> jax.Array:
+    """Rotary embedding: the first half of the head dim against the second, by position / wavelength."""
+    half = x_BTNH.shape[-1] // 2
+    wavelength = MAX_WAVELENGTH ** (jnp.arange(half, dtype=jnp.float32) / half)
+    angle = positions_BT[..., None, None].astype(jnp.float32) / wavelength
+    sin, cos = jnp.sin(angle), jnp.cos(angle)
+    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x_BTNH.dtype)
+
+
+def rms(x: jax.Array) -> jax.Array:
+    """x / root mean square, in float32."""
+    x32 = x.astype(jnp.float32)
+    return x32 * jax.lax.rsqrt(jnp.square(x32).mean(-1, keepdims=True) + 1e-6)
+
+
+class Norm(nnx.Module):
+    """RMSNorm. `gate` is None: the block's output is added as it is."""
+
+    def __init__(self, init: Init, width: int):
+        self.scale = init.zeros((width,))
+
+    def __call__(self, x_BTD: jax.Array, condition: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+        with jax.named_scope("norm"):
+            return (rms(x_BTD) * (1 + self.scale[...].astype(jnp.float32))).astype(x_BTD.dtype), None
+
+
+class AdaptiveNorm(nnx.Module):
+    """RMSNorm whose scale, shift and residual gate are read from a condition [B, D] (pi0.5: the flow time)."""
+
+    def __init__(self, init: Init, width: int):
+        self.modulation = Dense(init, width, 3 * width, zero=True)
+
+    def __call__(self, x_BTD: jax.Array, condition: jax.Array | None) -> tuple[jax.Array, jax.Array | None]:
+        assert condition is not None
+        with jax.named_scope("norm"):
+            scale, shift, gate = jnp.split(self.modulation(condition)[:, None], 3, axis=-1)
+            return (rms(x_BTD) * (1 + scale) + shift).astype(x_BTD.dtype), gate.astype(x_BTD.dtype)
+
+
+def add(x: jax.Array, y: jax.Array, gate: jax.Array | None) -> jax.Array:
+    return x + y if gate is None else x + gate * y
+
+
+class Projections(nnx.Module):
+    """One expert's way into and out of the shared attention."""
+
+    def __init__(self, init: Init, config: ExpertConfig):
+        D, N, K, H = config.width, config.heads, config.kv_heads, config.head_dim
+        self.q = init.normal((D, N, H), D)
+        self.k, self.v = init.normal((D, K, H), D), init.normal((D, K, H), D)
+        self.out = init.normal((N, H, D), N * H)
+        if config.lora_rank:
+            self.lora = AttentionLora(init, config)
+
+    def qkv(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        with jax.named_scope("attention_projections"):
+            lora = getattr(self, "lora", None)
+
+            def project(name: str) -> jax.Array:
+                y = jnp.einsum("BTD,DNH->BTNH", x_BTD, getattr(self, name)[...].astype(x_BTD.dtype))
+                return y + getattr(lora, name)(x_BTD) if lora else y
+
+            return project("q"), project("k"), project("v")
+
+    def merge(self, x_BTNH: jax.Array) -> jax.Array:
+        with jax.named_scope("attention_projections"):
+            y_BTD = jnp.einsum("BTNH,NHD->BTD", x_BTNH, self.out[...].astype(x_BTNH.dtype))
+            lora = getattr(self, "lora", None)
+            return y_BTD + lora.out(x_BTNH) if lora else y_BTD
+
+
+class GatedMlp(nnx.Module):
+    """(gelu(x gate) * (x up)) down."""
+
+    def __init__(self, init: Init, config: ExpertConfig):
+        D, F = config.width, config.mlp_dim
+        self.gate, self.up, self.down = init.normal((D, F), D), init.normal((D, F), D), init.normal((F, D), F)
+        if config.lora_rank:
+            self.lora = MlpLora(init, config)
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        with jax.named_scope("mlp"):
+            lora = getattr(self, "lora", None)
+
+            def project(name: str, x: jax.Array) -> jax.Array:
+                y = x @ getattr(self, name)[...].astype(x.dtype)
+                return y + getattr(lora, name)(x) if lora else y
+
+            gate_BTF = jax.nn.gelu(project("gate", x_BTD), approximate=True)
+            return project("down", gate_BTF * project("up", x_BTD))
+
+
+class ExpertLayer(nnx.Module):
+    def __init__(self, init: Init, config: ExpertConfig, norm: type[Norm] | type[AdaptiveNorm]):
+        self.norm_attention, self.norm_mlp = norm(init, config.width), norm(init, config.width)
+        self.attention = Projections(init, config)
+        self.mlp = GatedMlp(init, config)
+
+
+class Layer(nnx.Module):
+    """One layer of both experts."""
+
+    def __init__(self, init: Init, language: ExpertConfig, action: ExpertConfig, action_norm: type):
+        self.language = ExpertLayer(init, language, Norm)
+        self.action = ExpertLayer(init, action, action_norm)
+
+    def __call__(
+        self,
+        x: Streams,
+        positions_BT: jax.Array,
+        mask: BlockMask,
+        condition: jax.Array | None,
+        cached: Cache | None,  # this layer's part
+        execution: Execution,
+    ) -> tuple[Streams, Cache]:
+        experts = [(name, getattr(self, name), part) for name, part in x._asdict().items() if part is not None]
+        normed = [expert.norm_attention(part, condition) for _, expert, part in experts]
+        projected = [expert.attention.qkv(y) for (_, expert, _), (y, _) in zip(experts, normed, strict=True)]
+        q, k, v = (jnp.concatenate(parts, axis=1) for parts in zip(*projected, strict=True))
+        with jax.named_scope("attention"):
+            q, k = rotate(q, positions_BT) * q.shape[-1] ** -0.5, rotate(k, positions_BT)
+            if cached is not None:
+                k, v = jnp.concatenate([cached.k, k], axis=1), jnp.concatenate([cached.v, v], axis=1)
+            attended_BTNH = execution.attend(q, k, v, mask)
+        outputs: dict[str, jax.Array | None] = {"language": None, "action": None}
+        first = 0
+        for (name, expert, part), (_, gate) in zip(experts, normed, strict=True):
+            own_BTNH = attended_BTNH[:, first : first + part.shape[1]]
+            first += part.shape[1]
+            part = add(part, expert.attention.merge(own_BTNH), gate)
+            normed_part, gate = expert.norm_mlp(part, condition)
+            outputs[name] = add(part, expert.mlp(normed_part), gate)
+        return Streams(**outputs), Cache(k, v)
+
+
+class FinalNorms(nnx.Module):
+    def __init__(self, init: Init, language: ExpertConfig, action: ExpertConfig, action_norm: type):
+        self.language, self.action = Norm(init, language.width), action_norm(init, action.width)
+
+
+class Gemma(nnx.Module):
+    """`adaptive`: the action expert's norms take the condition (pi0.5)."""
+
+    def __init__(self, init: Init, language: ExpertConfig, action: ExpertConfig, vocabulary: int, adaptive: bool):
+        action_norm = AdaptiveNorm if adaptive else Norm
+        self.table = init.normal((vocabulary, language.width), language.width)
+        self.layers = Layer(init.stacked(language.depth), language, action, action_norm)
+        self.final_norm = FinalNorms(init, language, action, action_norm)
+
+    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+        """Table rows times the square root of the width: [B, T, D] float32."""
+        with jax.named_scope("embedding"):
+            rows = jnp.take(self.table[...], tokens_BT, axis=0).astype(jnp.float32)
+            return rows * rows.shape[-1] ** 0.5
+
+    def __call__(
+        self,
+        x: Streams,
+        positions_BT: jax.Array,
+        mask: BlockMask,
+        condition: jax.Array | None,
+        execution: Execution,
+        cache: Cache | None = None,
+        keep_cache: bool = False,
+    ) -> tuple[Streams, Cache | None]:
+        """The normed streams and, with `keep_cache`, the keys and values of all tokens (the cache's in front)."""
+
+        def step(layer: Layer, x: Streams, cached: Cache | None) -> tuple[Streams, Cache | None]:
+            x, seen = layer(x, positions_BT, mask, condition, cached, execution)
+            return x, seen if keep_cache else None
+
+        x, cache = execution.scan_layers(self.layers, step, x, cache)
+        normed = {
+            name: None if part is None else getattr(self.final_norm, name)(part, condition)[0]
+            for name, part in x._asdict().items()
+        }
+        return Streams(**normed), cache

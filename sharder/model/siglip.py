@@ -1,0 +1,121 @@
+"""SigLIP's vision transformer: an image becomes a grid of tokens.
+
+    B images   P patch side   T tokens = (image side / P)^2   C width   N heads   H head dim   F mlp width
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+
+from sharder.config import VisionConfig
+from sharder.model.attention import BlockMask
+from sharder.model.execution import Execution
+from sharder.model.weight import Dense, Init
+
+
+class LayerNorm(nnx.Module):
+    def __init__(self, init: Init, width: int):
+        self.scale, self.bias = init.ones((width,)), init.zeros((width,))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        with jax.named_scope("norm"):
+            x32 = x.astype(jnp.float32)
+            centred = x32 - x32.mean(-1, keepdims=True)
+            normed = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
+            scale, bias = self.scale[...].astype(jnp.float32), self.bias[...].astype(jnp.float32)
+            return (normed * scale + bias).astype(x.dtype)
+
+
+class HeadDense(nnx.Module):
+    """x [B, T, C] -> [B, T, N, H]."""
+
+    def __init__(self, init: Init, width: int, heads: int):
+        self.kernel = init.normal((width, heads, width // heads), width)
+        self.bias = init.zeros((heads, width // heads))
+
+    def __call__(self, x_BTC: jax.Array) -> jax.Array:
+        kernel_CNH = self.kernel[...].astype(x_BTC.dtype)
+        return jnp.einsum("BTC,CNH->BTNH", x_BTC, kernel_CNH) + self.bias[...].astype(x_BTC.dtype)
+
+
+class HeadMerge(nnx.Module):
+    """x [B, T, N, H] -> [B, T, C]."""
+
+    def __init__(self, init: Init, width: int, heads: int):
+        self.kernel = init.normal((heads, width // heads, width), width)
+        self.bias = init.zeros((width,))
+
+    def __call__(self, x_BTNH: jax.Array) -> jax.Array:
+        kernel_NHC = self.kernel[...].astype(x_BTNH.dtype)
+        return jnp.einsum("BTNH,NHC->BTC", x_BTNH, kernel_NHC) + self.bias[...].astype(x_BTNH.dtype)
+
+
+class SelfAttention(nnx.Module):
+    def __init__(self, init: Init, width: int, heads: int):
+        self.q, self.k, self.v = (HeadDense(init, width, heads) for _ in range(3))
+        self.out = HeadMerge(init, width, heads)
+
+    def __call__(self, x_BTC: jax.Array, execution: Execution) -> jax.Array:
+        with jax.named_scope("attention_projections"):
+            q_BTNH, k_BTNH, v_BTNH = self.q(x_BTC), self.k(x_BTC), self.v(x_BTC)
+        with jax.named_scope("attention"):
+            one_block = np.zeros(x_BTC.shape[1], int)
+            mask = BlockMask(one_block, one_block, jnp.ones(x_BTC.shape[:2], bool))
+            attended_BTNH = execution.attend(q_BTNH * q_BTNH.shape[-1] ** -0.5, k_BTNH, v_BTNH, mask)
+        with jax.named_scope("attention_projections"):
+            return self.out(attended_BTNH)
+
+
+class Mlp(nnx.Module):
+    def __init__(self, init: Init, width: int, hidden: int):
+        self.up, self.down = Dense(init, width, hidden), Dense(init, hidden, width)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        with jax.named_scope("mlp"):
+            return self.down(jax.nn.gelu(self.up(x), approximate=True))
+
+
+class Block(nnx.Module):
+    def __init__(self, init: Init, config: VisionConfig):
+        self.norm_attention = LayerNorm(init, config.width)
+        self.attention = SelfAttention(init, config.width, config.heads)
+        self.norm_mlp = LayerNorm(init, config.width)
+        self.mlp = Mlp(init, config.width, config.mlp_dim)
+
+    def __call__(self, x_BTC: jax.Array, execution: Execution) -> jax.Array:
+        x_BTC = x_BTC + self.attention(self.norm_attention(x_BTC), execution)
+        return x_BTC + self.mlp(self.norm_mlp(x_BTC))
+
+
+class Siglip(nnx.Module):
+    """`image_size` in pixels; tokens leave at `output_width`, the language model's."""
+
+    def __init__(self, init: Init, config: VisionConfig, image_size: int, output_width: int, dtype: DTypeLike):
+        self.patch, self.dtype = config.patch, dtype
+        tokens = (image_size // config.patch) ** 2
+        self.patch_kernel = init.normal((config.patch, config.patch, 3, config.width), config.patch**2 * 3)
+        self.patch_bias = init.zeros((config.width,))
+        self.position = init.normal((tokens, config.width), config.width)
+        self.layers = Block(init.stacked(config.depth), config)
+        self.norm = LayerNorm(init, config.width)
+        self.head = Dense(init, config.width, output_width)
+
+    def __call__(self, images: jax.Array, execution: Execution) -> jax.Array:
+        """images [B, side, side, 3] float in [-1, 1] -> [B, T, output_width] in the compute dtype."""
+        with jax.named_scope("vision"):
+            x_BTC = self._patches(images.astype(jnp.float32)).astype(self.dtype)
+            x_BTC, _ = execution.scan_layers(self.layers, lambda layer, x, _: (layer(x, execution), None), x_BTC)
+            return self.head(self.norm(x_BTC))
+
+    def _patches(self, images: jax.Array) -> jax.Array:
+        """A convolution whose stride is its size, as one matrix product, in float32."""
+        B, side, _, channels = images.shape
+        P, rows = self.patch, side // self.patch
+        patches = images.reshape(B, rows, P, rows, P, channels).transpose(0, 1, 3, 2, 4, 5)
+        patches_BTX = patches.reshape(B, rows * rows, P * P * channels)
+        kernel_XC = self.patch_kernel[...].astype(jnp.float32).reshape(P * P * channels, -1)
+        return patches_BTX @ kernel_XC + self.patch_bias[...] + self.position[...]

@@ -1,0 +1,60 @@
+"""How a weight is declared: its shape, its initializer and its dtype, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+# A flat view of a model's weights: slash-joined path -> array. What is trained, saved, converted and listed.
+Weights = dict[str, jax.Array]
+# Given one layer's weights, returns them ready to use (sharding gathers them here). Model code does not know how.
+LayerHook = Callable[[nnx.State], nnx.State]
+
+
+class Init:
+    """Declares weights of one dtype; `layers` prepends the dim that a scan over layers runs along."""
+
+    def __init__(self, rngs: nnx.Rngs, dtype: DTypeLike, layers: int | None = None):
+        self.rngs, self.dtype, self.layers = rngs, dtype, layers
+
+    def stacked(self, layers: int) -> Init:
+        return Init(self.rngs, self.dtype, layers)
+
+    def _shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape if self.layers is None else (self.layers, *shape)
+
+    def normal(self, shape: tuple[int, ...], fan_in: int) -> nnx.Param:
+        """Normal with standard deviation fan_in ** -0.5, so that outputs keep their inputs' size."""
+        values = jax.random.normal(self.rngs.params(), self._shape(shape), jnp.float32) * fan_in**-0.5
+        return nnx.Param(values.astype(self.dtype))
+
+    def zeros(self, shape: tuple[int, ...]) -> nnx.Param:
+        return nnx.Param(jnp.zeros(self._shape(shape), self.dtype))
+
+    def ones(self, shape: tuple[int, ...]) -> nnx.Param:
+        return nnx.Param(jnp.ones(self._shape(shape), self.dtype))
+
+
+class Dense(nnx.Module):
+    """x [..., I] @ kernel [I, O] + bias [O], in the dtype of x."""
+
+    def __init__(self, init: Init, inputs: int, outputs: int, *, zero: bool = False):
+        self.kernel = init.zeros((inputs, outputs)) if zero else init.normal((inputs, outputs), inputs)
+        self.bias = init.zeros((outputs,))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x @ self.kernel[...].astype(x.dtype) + self.bias[...].astype(x.dtype)
+
+
+def flatten(state: nnx.State) -> Weights:
+    """The weights of an NNX state by path."""
+    return {"/".join(map(str, path)): variable[...] for path, variable in nnx.to_flat_state(state)}
+
+
+def unflatten(weights: Weights) -> nnx.State:
+    """The inverse of `flatten`."""
+    return nnx.from_flat_state([(tuple(path.split("/")), nnx.Param(value)) for path, value in weights.items()])
