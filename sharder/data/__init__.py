@@ -1,0 +1,1 @@
+"""Recordings in, batches out: numpy only, no jax."""

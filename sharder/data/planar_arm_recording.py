@@ -1,0 +1,272 @@
+"""Demonstrations of the planar arm, recorded as a LeRobot v2.1 data set with h264 video.
+
+Dims: E episodes, T control steps, S pixels of a side.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sharder.data.cache import cache_dir
+from sharder.data.planar_arm import (
+    CAMERAS,
+    CONTROL_HZ,
+    JOINTS,
+    TASK_VERSION,
+    PlanarArm,
+    draw_cameras,
+    expert_action,
+    prompt_for,
+)
+from sharder.data.planar_arm_camera import COLOURS
+from sharder.data.planar_arm_video import write_video
+from sharder.errors import UserError
+
+CAMERA_KEYS = {"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"}
+TRAINING_SEEDS = 2**40  # seeds of environments from here on belong to recordings; evaluation uses those below
+_SETS, _EPISODES = 2**20, 2**20  # seeds of recordings, and environments each owns
+_NOISY_SHARE = 0.5  # of the episodes are pushed off the expert's way, so that the set shows how to come back
+_NOISE = 0.05  # rad a control step
+_REST_STEPS = 4  # control steps recorded after success: what staying on the disc looks like
+_LONGEST = 100  # control steps; the expert needs a quarter of it
+_CHUNK = 1000  # episodes a folder
+_DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
+_VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    discs: np.ndarray  # float32 [K, 2], m
+    colours: np.ndarray  # int64 [K]
+    prompt: str
+    states: np.ndarray  # float32 [T, 2], rad, before each action
+    actions: np.ndarray  # float32 [T, 2], what the expert wanted, not what was executed
+
+    def pictures(self, image_size: int) -> dict[str, np.ndarray]:
+        """{camera: uint8 [T, S, S, 3]}"""
+        steps = len(self.states)
+        discs, colours = np.repeat(self.discs[None], steps, axis=0), np.repeat(self.colours[None], steps, axis=0)
+        return draw_cameras(self.states, discs, colours, image_size)
+
+
+def training_seeds(seed: int, episodes: int) -> np.ndarray:
+    """Seeds of a recording's environments: no other recording's, and none that evaluation uses."""
+    if not 0 <= seed < _SETS:
+        raise UserError(f"data.planar_arm.seed={seed}: must be from 0 to {_SETS - 1}; choose one of these")
+    if not 1 <= episodes <= _EPISODES:
+        raise UserError(f"data.planar_arm.episodes={episodes}: must be from 1 to {_EPISODES}; choose one of these")
+    return TRAINING_SEEDS + seed * _EPISODES + np.arange(episodes)
+
+
+def demonstrate(seeds: np.ndarray) -> list[Demonstration]:
+    """One solved episode for each seed."""
+    arm = PlanarArm(seeds)
+    noise_ET2 = np.stack([_noise(int(seed)) for seed in seeds])
+    states, actions = [], []
+    solved_after = np.full(len(seeds), _LONGEST)  # [E], control steps
+    for step in range(_LONGEST):
+        states.append(arm.joints)
+        actions.append(expert_action(arm.joints, arm.goal))
+        arm.step(actions[-1] + noise_ET2[:, step] * ~arm.success[:, None])
+        solved_after[arm.success] = np.minimum(solved_after[arm.success], step + 1)
+        if step + 1 >= solved_after.max() + _REST_STEPS:
+            break
+    if not arm.success.all():
+        raise RuntimeError(f"the expert failed from seed {seeds[~arm.success][0]}")
+    states_ET2, actions_ET2 = np.stack(states, axis=1), np.stack(actions, axis=1)
+    lengths = solved_after + _REST_STEPS
+    scenes = arm.scenes
+    return [
+        Demonstration(scenes.discs[e], scenes.colours[e], prompt, states_ET2[e, :length], actions_ET2[e, :length])
+        for e, (prompt, length) in enumerate(zip(scenes.prompts, lengths, strict=True))
+    ]
+
+
+def _noise(seed: int) -> np.ndarray:
+    """What is added to the executed actions of an episode, [_LONGEST, 2]: nothing, or nudges."""
+    rng = np.random.default_rng([seed, 1])
+    noisy = rng.random() < _NOISY_SHARE
+    return rng.normal(0, _NOISE if noisy else 0.0, (_LONGEST, len(JOINTS)))
+
+
+def record(
+    root: str | Path,
+    *,
+    episodes: int,
+    seed: int,
+    image_size: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Write a complete data set at `root`, or nothing. `progress` hears (episodes written, episodes)."""
+    root = Path(root)
+    seeds = training_seeds(seed, episodes)
+    if image_size < 16 or image_size % 2:
+        raise UserError(
+            f"data.planar_arm.image_size={image_size}: must be an even number of pixels, at least 16; 64 is usual"
+        )
+    if root.exists():
+        raise UserError(
+            f"{root}: exists already; a recording is never written over, choose another folder or remove it"
+        )
+    root.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = root.parent / f".{root.name}.{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        _write_set(unfinished, demonstrate(seeds), image_size, progress)
+        unfinished.rename(root)  # fails when somebody else was quicker: a folder with files in it is never replaced
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def ensure_recorded(
+    episodes: int, seed: int, image_size: int, progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """The recording with these parameters in the user's cache, made on first use."""
+    name = f"v{TASK_VERSION}-episodes{episodes}-seed{seed}-pixels{image_size}"
+    root = cache_dir() / "planar_arm" / name
+    if root.exists():
+        return root
+    started = time.monotonic()
+    _log.info("recording %d demonstrations of the planar arm in %s", episodes, root)
+    try:
+        record(root, episodes=episodes, seed=seed, image_size=image_size, progress=progress)
+    except (OSError, UserError) as problem:
+        if root.exists():  # another process recorded the same meanwhile
+            return root
+        if isinstance(problem, UserError):
+            raise
+        raise UserError(
+            f"{root}: cannot write the planar arm's recording ({problem.strerror or problem}); "
+            "free space there, or name a writable folder in XDG_CACHE_HOME"
+        ) from problem
+    _log.info("recorded in %.0f s", time.monotonic() - started)
+    return root
+
+
+def _write_set(
+    root: Path, demonstrations: list[Demonstration], image_size: int, progress: Callable[[int, int], None] | None
+) -> None:
+    tasks = [prompt_for(colour) for colour in COLOURS]
+    episode_rows, statistics_rows, first_row = [], [], 0
+    for episode, demonstration in enumerate(demonstrations):
+        place = {"episode_chunk": episode // _CHUNK, "episode_index": episode}
+        length = len(demonstration.states)
+        columns = _columns(demonstration, episode, first_row, tasks.index(demonstration.prompt))
+        statistics = {key: _statistics(values) for key, values in columns.items()}
+        _write_parquet(_made(root / _DATA_PATH.format(**place)), columns)
+        for camera, pictures in demonstration.pictures(image_size).items():
+            key = CAMERA_KEYS[camera]
+            path = _made(root / _VIDEO_PATH.format(video_key=key, **place))
+            write_video(path, pictures, fps=CONTROL_HZ, quality=12, chroma="yuv444p", group=2)
+            statistics[key] = _image_statistics(pictures)
+        episode_rows.append({"episode_index": episode, "tasks": [demonstration.prompt], "length": length})
+        statistics_rows.append({"episode_index": episode, "stats": statistics})
+        first_row += length
+        if progress:
+            progress(episode + 1, len(demonstrations))
+    _write_lines(root / "meta/tasks.jsonl", [{"task_index": i, "task": task} for i, task in enumerate(tasks)])
+    _write_lines(root / "meta/episodes.jsonl", episode_rows)
+    _write_lines(root / "meta/episodes_stats.jsonl", statistics_rows)
+    info = _info(len(demonstrations), first_row, len(tasks), image_size)
+    (root / "meta/info.json").write_text(json.dumps(info, indent=2))
+
+
+def _columns(demonstration: Demonstration, episode: int, first_row: int, task: int) -> dict[str, np.ndarray]:
+    frames = np.arange(len(demonstration.states))
+    return {
+        "observation.state": demonstration.states,
+        "action": demonstration.actions,
+        "timestamp": (frames / CONTROL_HZ).astype(np.float32),
+        "frame_index": frames,
+        "episode_index": np.full(len(frames), episode),
+        "index": first_row + frames,
+        "task_index": np.full(len(frames), task),
+    }
+
+
+def _write_parquet(path: Path, columns: dict[str, np.ndarray]) -> None:
+    arrays = {
+        key: pa.array(values)
+        if values.ndim == 1
+        else pa.FixedSizeListArray.from_arrays(values.ravel(), values.shape[1])
+        for key, values in columns.items()
+    }
+    pq.write_table(pa.table(arrays), path)
+
+
+def _statistics(values: np.ndarray) -> dict[str, list]:
+    rows = values.reshape(len(values), -1).astype(np.float64)
+    summary = {"min": rows.min(0), "max": rows.max(0), "mean": rows.mean(0), "std": rows.std(0)}
+    return {name: value.tolist() for name, value in summary.items()} | {"count": [len(values)]}
+
+
+def _image_statistics(pictures: np.ndarray) -> dict[str, list]:
+    """Per channel, of values from 0 to 1, each shaped [3, 1, 1] as the format wants for images."""
+    statistics = _statistics(pictures.reshape(-1, 3) / np.float32(255))
+    channels = {name: [[[channel]] for channel in values] for name, values in statistics.items() if name != "count"}
+    return channels | {"count": [len(pictures)]}
+
+
+def _info(episodes: int, frames: int, tasks: int, image_size: int) -> dict[str, Any]:
+    def numbers(dtype: str, names: list[str] | None = None) -> dict[str, Any]:
+        return {"dtype": dtype, "shape": [len(names) if names else 1], "names": names}
+
+    video = {
+        "dtype": "video",
+        "shape": [image_size, image_size, 3],
+        "names": ["height", "width", "channel"],
+        "info": {
+            "video.height": image_size,
+            "video.width": image_size,
+            "video.codec": "h264",
+            "video.pix_fmt": "yuv444p",
+            "video.is_depth_map": False,
+            "video.fps": CONTROL_HZ,
+            "video.channels": 3,
+            "has_audio": False,
+        },
+    }
+    return {
+        "codebase_version": "v2.1",
+        "robot_type": "planar_arm",
+        "total_episodes": episodes,
+        "total_frames": frames,
+        "total_tasks": tasks,
+        "total_videos": episodes * len(CAMERAS),
+        "total_chunks": -(-episodes // _CHUNK),
+        "chunks_size": _CHUNK,
+        "fps": CONTROL_HZ,
+        "splits": {"train": f"0:{episodes}"},
+        "data_path": _DATA_PATH,
+        "video_path": _VIDEO_PATH,
+        "features": {
+            "observation.state": numbers("float32", list(JOINTS)),
+            "action": numbers("float32", list(JOINTS)),
+            **{CAMERA_KEYS[camera]: video for camera in CAMERAS},
+            "timestamp": numbers("float32"),
+            **{key: numbers("int64") for key in ("frame_index", "episode_index", "index", "task_index")},
+        },
+    }
+
+
+def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    _made(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
