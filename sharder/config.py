@@ -90,10 +90,23 @@ class PlanarArmConfig:
 
 
 @dataclass
+class CamerasConfig:
+    """The recording's key for each camera of the model; all null: matched by name."""
+
+    base_0_rgb: str | None = None
+    left_wrist_0_rgb: str | None = None
+    right_wrist_0_rgb: str | None = None
+
+    def chosen(self) -> dict[str, str] | None:
+        """Model camera -> recording's key, of the cameras named here; None when none is."""
+        return {camera: key for camera, key in vars(self).items() if key} or None
+
+
+@dataclass
 class DataConfig:
     kind: str = "planar_arm"  # planar_arm | lerobot
     root: str | None = None  # folder of the LeRobot set; planar_arm: null = the user's cache folder
-    cameras: dict[str, str] | None = None  # model camera -> recording's key; null: see docs of data/lerobot
+    cameras: CamerasConfig = field(default_factory=CamerasConfig)
     state: str = "observation.state"
     action: str = "action"
     prompt: str | None = None  # fixed instruction; null: each episode's own task
