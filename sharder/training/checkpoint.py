@@ -1,0 +1,137 @@
+"""Checkpoints by Orbax: asynchronous, committed by a rename, each complete in itself.
+
+    checkpoints/<step>/trainable, frozen, optimizer, ema   nested arrays
+    checkpoints/<step>/about                               JSON: the config, normalization, data fingerprint, versions
+
+What acts (ema or trainable, and frozen) can be read without the rest: evaluation needs nothing but one such folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from sharder.config import CheckpointConfig
+from sharder.errors import UserError
+from sharder.model.weight import Weights
+from sharder.training.state import TrainState
+
+ABOUT = "about"
+
+
+def nest(weights: Weights) -> dict[str, Any]:
+    """Slash-joined paths -> nested dicts, so that a checkpoint reads well with any tool."""
+    tree: dict[str, Any] = {}
+    for path, value in weights.items():
+        *parents, leaf = path.split("/")
+        node = tree
+        for name in parents:
+            node = node.setdefault(name, {})
+        node[leaf] = value
+    return tree
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> Weights:
+    """The inverse of `nest`."""
+    weights: Weights = {}
+    for name, value in tree.items():
+        weights |= flat(value, f"{prefix}{name}/") if isinstance(value, dict) else {prefix + name: value}
+    return weights
+
+
+def _items(state: TrainState) -> dict[str, Any]:
+    """What is saved of a state, by item; an empty item is left out. The optimizer's leaves are numbered."""
+    items = {
+        "trainable": nest(state.trainable),
+        "frozen": nest(state.frozen),
+        "optimizer": {f"{i:04d}": leaf for i, leaf in enumerate(jax.tree.leaves(state.optimizer))},
+        "ema": nest(state.ema or {}),
+    }
+    return {name: tree for name, tree in items.items() if tree}
+
+
+class Checkpoints:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig):
+        self.folder, self.config = folder.absolute(), config
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=config.keep,
+            keep_period=config.keep_every,
+            cleanup_tmp_directories=True,
+        )
+        self._manager = ocp.CheckpointManager(self.folder, options=options)
+
+    @property
+    def newest(self) -> int | None:
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState, step: int, about: dict[str, Any]) -> None:
+        """Returns once the arrays are copied; writing goes on beside training."""
+        items = {name: ocp.args.StandardSave(tree) for name, tree in _items(state).items()}
+        self._manager.save(step, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items), force=True)
+
+    def wait(self) -> None:
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+    def check_room(self, bytes_each: int, steps: int) -> None:
+        """Refuses at the start what would fail late: the disk must hold all that retention asks for, and one more."""
+        stored = len(self._manager.all_steps())
+        kept = self.config.keep + (steps // self.config.keep_every if self.config.keep_every else 0)
+        wanted = max(0, min(kept, -(-steps // self.config.every_steps)) + 1 - stored)
+        free = shutil.disk_usage(self.folder).free
+        if wanted * bytes_each > free:
+            raise UserError(
+                f"checkpoint.keep: {wanted} more checkpoints of {bytes_each / 1e9:.3g} GB need "
+                f"{wanted * bytes_each / 1e9:.3g} GB, {self.folder} has {free / 1e9:.3g} GB free; "
+                "keep fewer, set checkpoint.keep_every=null, or choose another run.root"
+            )
+
+
+def _step_folder(folder: Path, step: int) -> Path:
+    path = folder / str(step)
+    if not (path / ABOUT).is_dir():
+        raise UserError(f"resume: {path} is not a complete checkpoint; choose another step or run folder")
+    return path
+
+
+def read_about(folder: Path, step: int) -> dict[str, Any]:
+    """The JSON saved beside the arrays of `folder`/<step>."""
+    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+        return reader.restore(_step_folder(folder, step) / ABOUT)
+
+
+def _read(path: Path, target: dict[str, Any]) -> Any:
+    """Arrays of one item, placed like `target` (shapes, dtypes and shardings)."""
+    with ocp.StandardCheckpointer() as reader:
+        try:
+            return reader.restore(path, target)
+        except (ValueError, KeyError, FileNotFoundError) as error:
+            raise UserError(f"checkpoint {path}: does not hold this model's weights ({error}); choose the run's own model") from error
+
+
+def read_state(folder: Path, step: int, target: TrainState) -> TrainState:
+    """The state saved at `step`, placed like `target`: any mesh reads any other's."""
+    read = {name: _read(_step_folder(folder, step) / name, tree) for name, tree in _items(target).items()}
+    return TrainState(
+        step=jax.device_put(jax.numpy.int32(step), target.step.sharding),
+        trainable=flat(read["trainable"]),
+        frozen=flat(read.get("frozen", {})),
+        optimizer=jax.tree.unflatten(jax.tree.structure(target.optimizer), [leaf for _, leaf in sorted(read["optimizer"].items())]),
+        ema=None if target.ema is None else flat(read["ema"]),
+    )
+
+
+def read_best_weights(folder: Path, step: int, target: TrainState) -> Weights:
+    """Only what acts: the averaged weights where there are any."""
+    path, items = _step_folder(folder, step), _items(target)
+    wanted = ["trainable" if target.ema is None else "ema", *(["frozen"] if target.frozen else [])]
+    return {k: v for name in wanted for k, v in flat(_read(path / name, items[name])).items()}

@@ -1,0 +1,109 @@
+"""The train step: a pure function of state and batch.
+
+    B global batch   A accumulation   H horizon   X action dim
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from sharder.config import Config
+from sharder.model.augment import augment
+from sharder.model.execution import Execution
+from sharder.model.pi0 import Observation, build, flow_matching_loss
+from sharder.model.weight import Weights
+from sharder.training.optimizer import make_optimizer, schedule
+from sharder.training.state import TrainState
+
+Batch = dict[str, Any]  # as drawn in data/pipeline.py
+Metrics = dict[str, jax.Array]  # float32 scalars
+NOISE, TIME, AUGMENTATION = range(3)  # what a key is for
+
+
+def example_keys(seed: int, step: jax.Array, batch_size: int) -> jax.Array:
+    """One key an example [B]: a function of (seed, step, position in the global batch) alone."""
+    step_key = jax.random.fold_in(jax.random.key(seed), step)
+    return jax.vmap(lambda position: jax.random.fold_in(step_key, position))(jnp.arange(batch_size))
+
+
+def purpose(keys: jax.Array, what: int) -> jax.Array:
+    return jax.vmap(lambda key: jax.random.fold_in(key, what))(keys)
+
+
+def draw_noise(keys: jax.Array, shape: tuple[int, int]) -> jax.Array:
+    """Standard normal [B, H, X] float32."""
+    return jax.vmap(lambda key: jax.random.normal(key, shape))(purpose(keys, NOISE))
+
+
+def draw_time(keys: jax.Array) -> jax.Array:
+    """Flow times [B] in (0.001, 1): Beta(1.5, 1), more of them near the noise; by inverting its u ** (1 / 1.5)."""
+    uniform = jax.vmap(jax.random.uniform)(purpose(keys, TIME))
+    return uniform ** (1 / 1.5) * 0.999 + 0.001
+
+
+def to_unit(images: jax.Array) -> jax.Array:
+    """uint8 -> float32 in [-1, 1]."""
+    return images.astype(jnp.float32) / 127.5 - 1.0
+
+
+def observe(batch: Batch) -> Observation:
+    images = {camera: to_unit(pixels) for camera, pixels in batch["images"].items()}
+    return Observation(images, batch["image_masks"], batch["tokens"], batch["token_mask"], batch["state"])
+
+
+def example_losses(weights: Weights, batch: Batch, keys: jax.Array, config: Config, execution: Execution) -> jax.Array:
+    """Training loss of each example [B] float32, with its own noise, flow time and augmentation."""
+    observation = observe(batch)
+    for index, (camera, pixels) in enumerate(sorted(observation.images.items())):
+        camera_keys = purpose(keys, AUGMENTATION + index)
+        observation.images[camera] = augment(pixels, camera_keys, config.data.augment, camera)
+    noise = draw_noise(keys, batch["actions"].shape[1:])
+    model = build(config.model, weights, execution)
+    return flow_matching_loss(model, observation, batch["actions"], noise, draw_time(keys)).mean(-1)
+
+
+def microbatches(batch: Any, accumulation: int) -> Any:
+    """Leaves [B, ...] -> [A, B / A, ...], taking every A-th row, so that each device's rows stay on it."""
+    return jax.tree.map(lambda x: x.reshape(-1, accumulation, *x.shape[1:]).swapaxes(0, 1), batch)
+
+
+def make_train_step(config: Config, execution: Execution) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    optimizer, learning_rate = make_optimizer(config.optimizer), schedule(config.optimizer)
+    accumulation, decay = config.train.accumulation, config.optimizer.ema_decay
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        keys = example_keys(config.train.seed, state.step, config.train.batch_size)
+
+        def mean_loss(trainable: Weights, batch: Batch, keys: jax.Array) -> jax.Array:
+            return example_losses(trainable | state.frozen, batch, keys, config, execution).mean()
+
+        def add_gradients(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(mean_loss)(state.trainable, *part)), None
+
+        if accumulation == 1:
+            loss, gradients = jax.value_and_grad(mean_loss)(state.trainable, batch, keys)
+        else:
+            zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (jnp.float32(0), state.trainable))
+            (loss, gradients), _ = jax.lax.scan(add_gradients, zero, microbatches((batch, keys), accumulation))
+            loss = loss / accumulation
+            gradients = jax.tree.map(lambda g, w: (g / accumulation).astype(w.dtype), gradients, state.trainable)
+
+        with jax.named_scope("optimizer"):
+            updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.trainable)
+            trainable = optax.apply_updates(state.trainable, updates)
+            ema = state.ema
+            if decay is not None:
+                ema = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, state.ema, trainable)
+        metrics = {
+            "loss": loss,
+            "grad_norm": optax.global_norm(gradients),
+            "learning_rate": learning_rate(state.step),
+        }
+        return TrainState(state.step + 1, trainable, state.frozen, optimizer_state, ema), metrics
+
+    return train_step
