@@ -96,10 +96,11 @@ def _from_lists(path: Any, field: str, vectors: Any, dims: int, mode: str) -> Fi
             f"{where} has no q01 and q99, which data.normalization=quantiles (pi0.5's default) needs: "
             "set data.normalization_file=null to compute them from the recording, or data.normalization=mean_std"
         )
-    found = {name: _vector(where, name, vectors.get(name), dims) for name in ("mean", "std")}
-    for name in ("q01", "q99"):
-        found[name] = None if vectors.get(name) is None else _vector(where, name, vectors[name], dims)
-    stats = FieldStats(**found)
+    mean, std = (_vector(where, name, vectors.get(name), dims) for name in ("mean", "std"))
+    q01, q99 = (
+        None if vectors.get(name) is None else _vector(where, name, vectors[name], dims) for name in ("q01", "q99")
+    )
+    stats = FieldStats(mean, std, q01, q99)
     if (stats.std < 0).any():
         raise UserError(f"{where}.std is negative in dimension {np.argmax(stats.std < 0)}")
     if stats.q01 is not None and stats.q99 is not None and (stats.q99 < stats.q01).any():

@@ -27,7 +27,7 @@ def examples_at(seed: int, epoch: int, positions: np.ndarray, n: int) -> np.ndar
     if not 1 <= n <= MAX_EXAMPLES:
         raise ValueError(f"n={n} is outside [1, 2^40]")
     found = np.atleast_1d(np.asarray(positions)).astype(np.int64)
-    if found.size and not (0 <= found.min() and found.max() < n):
+    if found.size and not (found.min() >= 0 and found.max() < n):
         raise ValueError(f"positions [{found.min()}, {found.max()}] are not all inside [0, {n})")
     half_bits = max(1, ((n - 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, epoch)
