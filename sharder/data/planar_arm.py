@@ -2,12 +2,13 @@
 
 Dims: E environments, K discs, T control steps, H actions of a chunk.
 
-The elbow always bends to the same side, so a fingertip position has exactly one pair of joint angles, and the angles stay
-away from where they would wrap: what there is to learn is seeing and reaching, not choosing between two ways.
+The elbow always bends to the same side, so a fingertip position has exactly one pair of joint angles, and the angles
+stay away from where they would wrap: what there is to learn is seeing and reaching, not choosing between two ways.
 
-    shoulder 0 points straight up, both angles turn counter-clockwise      reach = 2 LINK cos(elbow / 2)
-    bearing of the fingertip = shoulder + elbow / 2                        (so a straight line in joint space is monotone
-                                                                            in both reach and bearing)
+    shoulder 0 points straight up, both angles turn counter-clockwise
+    reach of the fingertip   = 2 LINK cos(elbow / 2)
+    bearing of the fingertip = shoulder + elbow / 2     so a straight way in joint space never leaves the workspace
+
 Everything an environment does is a pure function of its seed and of the actions it is given.
 """
 

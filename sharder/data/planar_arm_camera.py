@@ -1,9 +1,9 @@
-"""The two cameras of the planar arm, drawn by numpy alone.
+r"""The two cameras of the planar arm, drawn by numpy alone.
 
 Dims: E pictures, K discs, J points of the arm (base, elbow, fingertip), L links, S pixels of a side.
 
-Every shape is an analytic signed distance in metres, negative inside. A pixel's coverage is that distance in pixels, cut to
-a ramp one pixel wide: smooth edges without drawing anything twice, at any resolution.
+Every shape is an analytic signed distance in metres, negative inside. A pixel's coverage is that distance in pixels,
+cut to a ramp one pixel wide: smooth edges without drawing anything twice, at any resolution.
 
     base camera: fixed above the table                wrist camera: hangs under the fingertip, turns with the last link
     +-----------+  centre BASE_CENTRE                 +-----------+  centre: the fingertip

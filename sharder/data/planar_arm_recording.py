@@ -124,7 +124,7 @@ def record(
             f"{root}: exists already; a recording is never written over, choose another folder or remove it"
         )
     root.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = root.parent / f".{root.name}.{os.getpid()}-{secrets.token_hex(4)}"
+    unfinished = _sibling(root)
     try:
         _write_set(unfinished, demonstrate(seeds), image_size, progress)
         unfinished.rename(root)  # fails when somebody else was quicker: a folder with files in it is never replaced
@@ -138,14 +138,17 @@ def ensure_recorded(
     """The recording with these parameters in the user's cache, made on first use."""
     name = f"v{TASK_VERSION}-episodes{episodes}-seed{seed}-pixels{image_size}"
     root = cache_dir() / "planar_arm" / name
-    if root.exists():
+    if _is_whole(root, episodes):
         return root
     started = time.monotonic()
     _log.info("recording %d demonstrations of the planar arm in %s", episodes, root)
     try:
+        if root.exists() and not _is_whole(root, episodes):
+            _log.warning("%s lacks files; recording it again", root)
+            _discard(root)
         record(root, episodes=episodes, seed=seed, image_size=image_size, progress=progress)
     except (OSError, UserError) as problem:
-        if root.exists():  # another process recorded the same meanwhile
+        if _is_whole(root, episodes):  # another process recorded the same meanwhile
             return root
         if isinstance(problem, UserError):
             raise
@@ -157,13 +160,36 @@ def ensure_recorded(
     return root
 
 
+def _is_whole(root: Path, episodes: int) -> bool:
+    """Whether no file is missing or empty: those who clean up caches delete files one by one."""
+    places = [_place(episode) for episode in range(episodes)]
+    paths = [_DATA_PATH.format(**place) for place in places]
+    paths += [_VIDEO_PATH.format(video_key=key, **place) for key in CAMERA_KEYS.values() for place in places]
+    paths += [f"meta/{name}" for name in ("info.json", "tasks.jsonl", "episodes.jsonl", "episodes_stats.jsonl")]
+    try:
+        return all((root / path).stat().st_size for path in paths)
+    except OSError:
+        return False
+
+
+def _discard(root: Path) -> None:
+    """Moved away first: others then find the folder absent, never half removed."""
+    discarded = _sibling(root)
+    root.rename(discarded)
+    shutil.rmtree(discarded)
+
+
+def _sibling(root: Path) -> Path:
+    return root.parent / f".{root.name}.{os.getpid()}-{secrets.token_hex(4)}"
+
+
 def _write_set(
     root: Path, demonstrations: list[Demonstration], image_size: int, progress: Callable[[int, int], None] | None
 ) -> None:
     tasks = [prompt_for(colour) for colour in COLOURS]
     episode_rows, statistics_rows, first_row = [], [], 0
     for episode, demonstration in enumerate(demonstrations):
-        place = {"episode_chunk": episode // _CHUNK, "episode_index": episode}
+        place = _place(episode)
         length = len(demonstration.states)
         columns = _columns(demonstration, episode, first_row, tasks.index(demonstration.prompt))
         statistics = {key: _statistics(values) for key, values in columns.items()}
@@ -171,7 +197,7 @@ def _write_set(
         for camera, pictures in demonstration.pictures(image_size).items():
             key = CAMERA_KEYS[camera]
             path = _made(root / _VIDEO_PATH.format(video_key=key, **place))
-            write_video(path, pictures, fps=CONTROL_HZ, quality=12, chroma="yuv444p", group=2)
+            write_video(path, pictures, fps=CONTROL_HZ, quantizer=12, chroma="yuv444p", group=2)
             statistics[key] = _image_statistics(pictures)
         episode_rows.append({"episode_index": episode, "tasks": [demonstration.prompt], "length": length})
         statistics_rows.append({"episode_index": episode, "stats": statistics})
@@ -265,6 +291,10 @@ def _info(episodes: int, frames: int, tasks: int, image_size: int) -> dict[str, 
 
 def _write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     _made(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _place(episode: int) -> dict[str, int]:
+    return {"episode_chunk": episode // _CHUNK, "episode_index": episode}
 
 
 def _made(path: Path) -> Path:
