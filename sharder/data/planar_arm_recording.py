@@ -1,7 +1,4 @@
-"""Demonstrations of the planar arm, recorded as a LeRobot v2.1 data set with h264 video.
-
-Dims: E episodes, T control steps, S pixels of a side.
-"""
+"""Demonstrations of the planar arm, recorded as a LeRobot v2.1 data set with h264 video."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,87 +17,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sharder.data.cache import cache_dir
-from sharder.data.planar_arm import (
-    CAMERAS,
-    CONTROL_HZ,
-    JOINTS,
-    TASK_VERSION,
-    PlanarArm,
-    draw_cameras,
-    expert_action,
-    prompt_for,
-)
+from sharder.data.planar_arm import CAMERAS, CONTROL_HZ, JOINTS, TASK_VERSION, prompt_for
 from sharder.data.planar_arm_camera import COLOURS
+from sharder.data.planar_arm_demonstrations import Demonstration, demonstrate, training_seeds
 from sharder.data.planar_arm_video import write_video
 from sharder.errors import UserError
 
 CAMERA_KEYS = {"base_0_rgb": "observation.images.base", "left_wrist_0_rgb": "observation.images.wrist"}
-TRAINING_SEEDS = 2**40  # seeds of environments from here on belong to recordings; evaluation uses those below
-_SETS, _EPISODES = 2**20, 2**20  # seeds of recordings, and environments each owns
-_NOISY_SHARE = 0.5  # of the episodes are pushed off the expert's way, so that the set shows how to come back
-_NOISE = 0.05  # rad a control step
-_REST_STEPS = 4  # control steps recorded after success: what staying on the disc looks like
-_LONGEST = 100  # control steps; the expert needs a quarter of it
 _CHUNK = 1000  # episodes a folder
 _DATA_PATH = "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet"
 _VIDEO_PATH = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Demonstration:
-    discs: np.ndarray  # float32 [K, 2], m
-    colours: np.ndarray  # int64 [K]
-    prompt: str
-    states: np.ndarray  # float32 [T, 2], rad, before each action
-    actions: np.ndarray  # float32 [T, 2], what the expert wanted, not what was executed
-
-    def pictures(self, image_size: int) -> dict[str, np.ndarray]:
-        """{camera: uint8 [T, S, S, 3]}"""
-        steps = len(self.states)
-        discs, colours = np.repeat(self.discs[None], steps, axis=0), np.repeat(self.colours[None], steps, axis=0)
-        return draw_cameras(self.states, discs, colours, image_size)
-
-
-def training_seeds(seed: int, episodes: int) -> np.ndarray:
-    """Seeds of a recording's environments: no other recording's, and none that evaluation uses."""
-    if not 0 <= seed < _SETS:
-        raise UserError(f"data.planar_arm.seed={seed}: must be from 0 to {_SETS - 1}; choose one of these")
-    if not 1 <= episodes <= _EPISODES:
-        raise UserError(f"data.planar_arm.episodes={episodes}: must be from 1 to {_EPISODES}; choose one of these")
-    return TRAINING_SEEDS + seed * _EPISODES + np.arange(episodes)
-
-
-def demonstrate(seeds: np.ndarray) -> list[Demonstration]:
-    """One solved episode for each seed."""
-    arm = PlanarArm(seeds)
-    noise_ET2 = np.stack([_noise(int(seed)) for seed in seeds])
-    states, actions = [], []
-    solved_after = np.full(len(seeds), _LONGEST)  # [E], control steps
-    for step in range(_LONGEST):
-        states.append(arm.joints)
-        actions.append(expert_action(arm.joints, arm.goal))
-        arm.step(actions[-1] + noise_ET2[:, step] * ~arm.success[:, None])
-        solved_after[arm.success] = np.minimum(solved_after[arm.success], step + 1)
-        if step + 1 >= solved_after.max() + _REST_STEPS:
-            break
-    if not arm.success.all():
-        raise RuntimeError(f"the expert failed from seed {seeds[~arm.success][0]}")
-    states_ET2, actions_ET2 = np.stack(states, axis=1), np.stack(actions, axis=1)
-    lengths = solved_after + _REST_STEPS
-    scenes = arm.scenes
-    return [
-        Demonstration(scenes.discs[e], scenes.colours[e], prompt, states_ET2[e, :length], actions_ET2[e, :length])
-        for e, (prompt, length) in enumerate(zip(scenes.prompts, lengths, strict=True))
-    ]
-
-
-def _noise(seed: int) -> np.ndarray:
-    """What is added to the executed actions of an episode, [_LONGEST, 2]: nothing, or nudges."""
-    rng = np.random.default_rng([seed, 1])
-    noisy = rng.random() < _NOISY_SHARE
-    return rng.normal(0, _NOISE if noisy else 0.0, (_LONGEST, len(JOINTS)))
 
 
 def record(

@@ -11,14 +11,8 @@ import pytest
 
 from sharder.data import planar_arm_recording
 from sharder.data.planar_arm import PlanarArm
-from sharder.data.planar_arm_recording import (
-    CAMERA_KEYS,
-    TRAINING_SEEDS,
-    demonstrate,
-    ensure_recorded,
-    record,
-    training_seeds,
-)
+from sharder.data.planar_arm_demonstrations import TRAINING_SEEDS, demonstrate, training_seeds
+from sharder.data.planar_arm_recording import CAMERA_KEYS, ensure_recorded, record
 from sharder.errors import UserError
 
 EPISODES, SEED, SIZE = 6, 3, 48
