@@ -58,7 +58,7 @@ class ExampleTransform:
         self.action_scaling = scaling(normalization.actions, mode, data.min_range)
 
     def __call__(self, recording: Any, row: int, frame: Callable[[int, str], np.ndarray] | None = None) -> Example:
-        """`frame(row, camera)` gives an image of the model's size; without it the recording's is decoded and resized."""
+        """`frame(row, camera)` gives an image of the model's size; without it one is decoded and resized."""
         frame = frame or (lambda row, camera: self.frame(recording, row, camera))
         example = self.observation(
             {camera: frame(row, camera) for camera in recording.cameras},

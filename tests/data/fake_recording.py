@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
+
+from sharder.config import DataConfig, ModelConfig
+from sharder.data.normalize import compute
+from sharder.data.tokenizer import ByteTokenizer
+from sharder.data.transforms import ExampleTransform
 
 TASKS = ["touch the red ball", "touch the_green box"]
 
@@ -43,3 +50,50 @@ class FakeRecording:
         image[..., 0], image[..., 1] = row % 256, row // 256 % 256
         image[..., 2] = sorted(self.cameras).index(camera)
         return image
+
+
+class HugeRecording(FakeRecording):
+    """Any number of rows in no memory: every row has the same state."""
+
+    def __init__(self, rows):
+        super().__init__(50)
+        self.rows = rows
+        self.states = np.broadcast_to(self.states[:1], (rows, self.state_dim))
+        self.actions = np.broadcast_to(self.actions[:1], (rows, self.action_dim))
+
+
+class SlowSource:
+    """Batches that name their step, each taking as long as told."""
+
+    def __init__(self, seconds, first_slow_step=0):
+        self.seconds, self.first_slow_step = seconds, first_slow_step
+
+    def batch(self, step):
+        if step >= self.first_slow_step:
+            time.sleep(self.seconds)
+        return {"example": np.array([step])}
+
+
+class ModuleSource:
+    """Batches that say whether a module was imported where they are made."""
+
+    def batch(self, step):
+        import sys
+
+        return {"jax": "jax" in sys.modules}
+
+
+def transform_of(recording, *, variant="pi0", prompt=None, action_dim=8, prompt_tokens=24, **data):
+    return ExampleTransform(
+        ModelConfig(
+            variant=variant,
+            vocabulary=258,
+            image_size=16,
+            action_dim=action_dim,
+            horizon=4,
+            prompt_tokens=prompt_tokens,
+        ),
+        DataConfig(prompt=prompt, **data),
+        compute(recording.states, recording.actions),
+        ByteTokenizer(),
+    )

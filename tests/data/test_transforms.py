@@ -4,30 +4,11 @@ import pickle
 
 import numpy as np
 import pytest
-from fake_recording import FakeRecording
+from fake_recording import FakeRecording, transform_of
 from PIL import Image
 
-from sharder.config import DataConfig, ModelConfig
-from sharder.data.normalize import compute
-from sharder.data.tokenizer import ByteTokenizer
-from sharder.data.transforms import ExampleTransform, resize_with_pad
+from sharder.data.transforms import resize_with_pad
 from sharder.errors import UserError
-
-
-def transform_of(recording, *, variant="pi0", prompt=None, action_dim=8, prompt_tokens=24, **data):
-    return ExampleTransform(
-        ModelConfig(
-            variant=variant,
-            vocabulary=258,
-            image_size=16,
-            action_dim=action_dim,
-            horizon=4,
-            prompt_tokens=prompt_tokens,
-        ),
-        DataConfig(prompt=prompt, **data),
-        compute(recording.states, recording.actions),
-        ByteTokenizer(),
-    )
 
 
 @pytest.mark.parametrize(
