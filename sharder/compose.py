@@ -1,0 +1,261 @@
+"""From a command line to started runs: compose, check every point, make run folders, hand each over.
+
+Nothing is written and nothing slow is started before every point of a sweep has been composed and checked. Then Hydra runs
+the points, by whichever launcher was chosen; this process, or a Slurm job, claims a folder for each and hands it over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra import initialize_config_module
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from sharder import run_folder
+from sharder.config import Config
+from sharder.errors import EXIT_USER_ERROR, UserError
+from sharder.overrides import Vocabulary, check_hydra_key, first_line
+from sharder.supervise.workers import Interrupted
+from sharder.usage import usage
+from sharder.validation import validate
+
+Handover = Callable[[Path, Config, int], int]  # starts the work in a claimed folder (path, config, lock); gives an exit code
+REQUIRED = {"resume": "name the run to evaluate, as in resume=outputs/train/<run id>"}
+OF_THE_CHECKPOINT = ("train", "model", "data", "optimizer")  # what evaluate takes from the run it evaluates
+
+ConfigStore.instance().store(name="schema", node=Config)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What became of one point."""
+
+    code: int
+    where: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One point, as Hydra calls it; its fields travel to wherever the launcher runs it."""
+
+    command: str
+    handover: Handover
+
+    def __call__(self, composed: DictConfig) -> Finished:
+        hydra = HydraConfig.get()
+        overrides = [str(override) for override in hydra.overrides.task]
+        try:
+            config = _read(self.command, composed, overrides)
+            config.run.id = _run_id(config, overrides, sweep=hydra.mode == RunMode.MULTIRUN)
+            folder = run_folder.claim(config, overrides)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return Finished(EXIT_USER_ERROR, " ".join(overrides))
+        try:
+            print(f"run folder: {folder.path}", flush=True)
+            return Finished(self.handover(folder.path, config, folder.lock), str(folder.path))
+        finally:
+            folder.release()
+
+
+def main(command: str, handover: Handover, argv: Sequence[str] | None = None) -> int:
+    """Runs what `argv` asks for and returns the exit code."""
+    try:
+        return _main(command, handover, sys.argv[1:] if argv is None else argv)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def _main(command: str, handover: Handover, argv: Sequence[str]) -> int:
+    arguments = _parse(command, argv)
+    if arguments.help:
+        print(usage(command))
+        return 0
+    with initialize_config_module("sharder.conf", version_base="1.3", job_name=command):
+        composer = _Composer(command)
+        points, sweep = composer.points(arguments.overrides, arguments.multirun)
+        configs = [composer.config(point) for point in points]
+        if arguments.cfg:
+            print("---\n".join(OmegaConf.to_yaml(OmegaConf.structured(config)) for config in configs), end="")
+            return 0
+        _check_folders(configs, points, sweep)
+        job = Job(command, handover)
+        try:
+            if sweep:
+                returned = composer.hydra.multirun(command, job, [*arguments.overrides, "hydra.mode=MULTIRUN"])
+                return _summarize(returned, len(points))
+            return composer.hydra.run(command, job, [*arguments.overrides, "hydra.mode=RUN"]).return_value.code
+        except Interrupted as stop:
+            if sweep:
+                print(f"sweep: stopped by {signal.Signals(stop.signal_number).name}, the rest is not run", file=sys.stderr)
+                return 128 + stop.signal_number
+            return int(str(stop.code))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; allowed: key=value, group=option, -m, --cfg, --help")
+
+
+def _parse(command: str, argv: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog=f"python -m sharder.{command}", add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("--cfg", action="store_true")
+    return parser.parse_intermixed_args(list(argv))
+
+
+class _Composer:
+    """Hydra for one command: splits a sweep into its points and composes them, with errors that say what would be right."""
+
+    def __init__(self, command: str) -> None:
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        self.hydra: Hydra = hydra
+        self._command = command
+        self._vocabulary = Vocabulary(hydra.config_loader)
+
+    def points(self, typed: Sequence[str], multirun: bool) -> tuple[list[list[str]], bool]:
+        """The overrides of every point, and whether they are a sweep's; one point unless it is."""
+        parsed = self._parse(typed)
+        of_hydra = [one for one in parsed if one.key_or_group.startswith("hydra.")]
+        if of_hydra:
+            known = self._compose([one.input_line for one in parsed if one not in of_hydra], RunMode.MULTIRUN)
+            for override in of_hydra:
+                check_hydra_key(override, known.hydra)
+        base = self._compose(typed, RunMode.MULTIRUN)
+        if not multirun and base.hydra.mode != RunMode.MULTIRUN:
+            for override in parsed:
+                if override.is_sweep_override():
+                    raise UserError(
+                        f"{override.key_or_group}: found a sweep ({override.input_line}), allowed without -m: one value; "
+                        "add -m, or write a list as [a,b]"
+                    )
+            return [list(typed)], False
+        swept = [*(f"{key}={values}" for key, values in (base.hydra.sweeper.get("params") or {}).items())]
+        task = self._parse([*swept, *base.hydra.overrides.task])
+        if "basic_sweeper" in base.hydra.sweeper._target_:
+            try:
+                split = BasicSweeper.split_arguments(task, None)[0]
+            except HydraException as error:
+                raise UserError(first_line(error)) from error
+        else:  # a sweeper that chooses as it goes: only what is fixed can be checked now
+            split = [[one.input_line for one in task if not one.is_sweep_override()]]
+        return [[*base.hydra.overrides.hydra, *point] for point in split], True
+
+    def config(self, point: Sequence[str]) -> Config:
+        """The checked config of one point."""
+        self._parse(point)
+        return _read(self._command, self._compose(point, RunMode.RUN), point)
+
+    def _parse(self, overrides: Sequence[str]) -> list[Override]:
+        parsed = []
+        for text in overrides:
+            try:
+                parsed += OverridesParser.create(config_loader=self.hydra.config_loader).parse_overrides([text])
+            except HydraException as error:
+                raise UserError(
+                    f"{text!r}: found no key=value or group=option ({first_line(error)}); a value with brackets, commas, = or "
+                    "quotes is written in quotes of its own, as in 'data.prompt=\"pick it up, then stop\"'"
+                ) from error
+            self._vocabulary.check(parsed[-1])
+        return parsed
+
+    def _compose(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
+        try:
+            composed = self.hydra.compose_config(
+                config_name=self._command,
+                overrides=list(overrides),
+                run_mode=mode,
+                with_log_configuration=False,
+                validate_sweep_overrides=False,
+            )
+            if mode == RunMode.RUN:
+                OmegaConf.resolve(OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]))
+            return composed
+        except (HydraException, OmegaConfBaseException) as error:
+            raise self._vocabulary.explain(error) from error
+
+
+def _read(command: str, composed: DictConfig, overrides: Sequence[str]) -> Config:
+    """The typed, checked config of a composition; evaluate's stands on the config of the run it evaluates."""
+    keys = [key for key in composed if key != "hydra"]
+    missing = [key for key in OmegaConf.missing_keys(composed) if not key.startswith("hydra.")]
+    if missing:
+        raise UserError(f"{min(missing)}: found nothing, and it must be given; {REQUIRED.get(min(missing), 'set it')}")
+    plain = OmegaConf.masked_copy(composed, keys)
+    resume = run_folder.parse_resume(plain.resume)
+    if command == "evaluate":
+        if resume.folder is None:
+            raise UserError(f"resume: found {plain.resume}, allowed: <run folder>[@step]; {REQUIRED['resume']}")
+        plain = _on_top_of(run_folder.load_config(resume.folder), plain, overrides)
+    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
+    assert isinstance(config, Config)
+    validate(config)
+    return config
+
+
+def _on_top_of(saved: Config, composed: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """What the checkpoint's run was, except for what was typed now."""
+    merged = composed.copy()
+    for name in OF_THE_CHECKPOINT:
+        merged[name] = getattr(saved, name)
+    for override in OverridesParser.create().parse_overrides(list(overrides)):
+        key = override.key_or_group
+        if key.split(".")[0] in OF_THE_CHECKPOINT:
+            OmegaConf.update(merged, key, OmegaConf.select(composed, key), merge=False)
+    return merged
+
+
+def _run_id(config: Config, overrides: Sequence[str], sweep: bool) -> str:
+    if sweep:
+        return run_folder.sweep_id(overrides, config.run.id)
+    return config.run.id or run_folder.new_id()
+
+
+def _check_folders(configs: Sequence[Config], points: Sequence[Sequence[str]], sweep: bool) -> None:
+    """Every point can have its folder, and no two have the same."""
+    taken: dict[Path, Sequence[str]] = {}
+    for config, point in zip(configs, points, strict=True):
+        named = dataclasses.replace(config, run=dataclasses.replace(config.run))
+        named.run.id = _run_id(config, [one for one in point if not one.startswith("hydra")], sweep)
+        folder = run_folder.folder_of(named)
+        run_folder.check_root(folder, config)
+        run_folder.check_resume(run_folder.parse_resume(config.resume), folder)
+        if folder in taken:
+            raise UserError(
+                f"run.id: the points {' '.join(taken[folder])!r} and {' '.join(point)!r} share the run folder {folder}; "
+                "leave out one of them"
+            )
+        taken[folder] = point
+
+
+def _summarize(returned: Any, total: int) -> int:
+    """One line a point, and the first exit code that is not 0. A sweeper of another kind returns what it likes."""
+    if not isinstance(returned, list):
+        return 0
+    finished = [job.return_value for batch in returned for job in batch]
+    failed = [point for point in finished if point.code]
+    for point in finished:
+        print(f"sweep: exit {point.code}  {point.where}")
+    print(f"sweep: {len(finished) - len(failed)} of {total} points succeeded")
+    return failed[0].code if failed else 0

@@ -1,0 +1,10 @@
+"""Rolls a checkpoint out closed-loop: `resume=<run folder>[@step]`; its model and data come with it."""
+
+import sys
+from functools import partial
+
+from sharder.compose import main
+from sharder.supervise.workers import run_inline
+
+if __name__ == "__main__":
+    sys.exit(main("evaluate", partial(run_inline, "evaluate")))

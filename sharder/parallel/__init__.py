@@ -1,0 +1,1 @@
+"""Devices: the environment of a worker, the mesh, and who holds which slice."""

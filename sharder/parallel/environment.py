@@ -1,0 +1,37 @@
+"""The environment variables of a worker, settled before it starts: jax reads them once, when it is imported.
+
+What the user has set wins, variable by variable, and inside XLA_FLAGS flag by flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sharder.config import Config
+
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "2",  # XLA's and TensorStore's C++ log: errors only
+    "GRPC_VERBOSITY": "ERROR",
+    "ABSL_MIN_LOG_LEVEL": "2",
+}
+
+
+def worker_environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
+    """`inherited` with what the worker of this config needs added."""
+    ours = dict(QUIET)
+    flags = []
+    if config.hardware.kind == "cpu":
+        ours["JAX_PLATFORMS"] = "cpu"
+        if config.hardware.count > 1:
+            flags.append(f"--xla_force_host_platform_device_count={config.hardware.count // config.hardware.hosts}")
+    environment = {**ours, **inherited}
+    merged = merge_flags(flags, inherited.get("XLA_FLAGS", ""))
+    if merged:
+        environment["XLA_FLAGS"] = merged
+    return environment
+
+
+def merge_flags(ours: list[str], users: str) -> str:
+    """Our XLA flags, less those the user has set to something, and then the user's own."""
+    set_by_user = {flag.split("=")[0] for flag in users.split()}
+    return " ".join([*(flag for flag in ours if flag.split("=")[0] not in set_by_user), *users.split()])

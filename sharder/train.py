@@ -1,0 +1,10 @@
+"""Trains: composes and checks the run, makes its folder, starts its worker. `--help` lists what can be set."""
+
+import sys
+from functools import partial
+
+from sharder.compose import main
+from sharder.supervise.workers import run_inline
+
+if __name__ == "__main__":
+    sys.exit(main("train", partial(run_inline, "train")))

@@ -1,0 +1,187 @@
+"""Every check of a config that types cannot make and that needs neither data nor devices.
+
+A failed check is a UserError that names the key, what was found, what is allowed and the fix. `CHOICES` are the words a
+key may have; the options of the config groups of the same name are the same words (a test compares them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sharder.config import CamerasConfig, Config
+from sharder.errors import UserError
+
+CHOICES = {
+    "model.variant": ("pi0", "pi05"),
+    "model.weight_dtype": ("float32", "bfloat16"),
+    "model.compute_dtype": ("float32", "bfloat16"),
+    "data.kind": ("planar_arm", "lerobot"),
+    "data.normalization": ("auto", "mean_std", "quantiles", "none"),
+    "hardware.kind": ("auto", "cpu"),
+    "tracking.mode": ("offline", "online", "off"),
+    "attn.name": ("naive", "xla"),
+    "remat.name": ("none", "dots", "dots_no_batch", "full"),
+    "launch.name": ("inline",),
+    "profile.name": ("off",),
+}
+EXPERT_WIDTHS = ("width", "depth", "mlp_dim", "heads", "kv_heads", "head_dim")
+AT_LEAST_ONE = (
+    *("train.steps", "train.batch_size", "train.accumulation", "train.log_every"),
+    *(f"model.vision.{name}" for name in ("width", "depth", "mlp_dim", "heads", "patch")),
+    *(f"model.{expert}.{name}" for expert in ("language", "action") for name in EXPERT_WIDTHS),
+    *("model.vocabulary", "model.image_size", "model.action_dim", "model.horizon", "model.prompt_tokens"),
+    *("model.flow_steps", "data.prefetch", "data.decoders", "data.planar_arm.episodes", "data.planar_arm.image_size"),
+    *("optimizer.decay_steps", "mesh.batch", "mesh.fsdp", "hardware.count", "hardware.hosts"),
+    *("checkpoint.every_steps", "checkpoint.keep", "evaluation.episodes", "evaluation.max_steps", "evaluation.execute"),
+)
+AT_LEAST_ZERO = (
+    *("train.seed", "data.workers", "data.planar_arm.seed", "evaluation.seed", "optimizer.warmup_steps"),
+    *("optimizer.final_learning_rate", "optimizer.weight_decay", "model.language.lora_rank", "model.action.lora_rank"),
+)
+ABOVE_ZERO = (
+    *("optimizer.learning_rate", "optimizer.eps", "optimizer.clip_norm", "data.min_range"),
+    *("model.language.lora_alpha", "model.action.lora_alpha"),
+)
+SHARES = ("data.augment.brightness", "data.augment.contrast", "data.augment.saturation")
+BYTE_VOCABULARY = 258  # padding, begin, and one token a byte
+
+
+def validate(config: Config) -> None:
+    """Raises UserError at the first thing that could not work."""
+    for key, words in CHOICES.items():
+        _require(config, key, lambda value, words=words: value in words, f"one of {', '.join(words)}")
+    for key in AT_LEAST_ONE:
+        _require(config, key, lambda value: value >= 1, "1 or more")
+    for key in AT_LEAST_ZERO:
+        _require(config, key, lambda value: value >= 0, "0 or more")
+    for key in ABOVE_ZERO:
+        _require(config, key, lambda value: 0 < value < float("inf"), "a finite number above 0")
+    for key in SHARES:
+        _require(config, key, lambda value: 0 <= value <= 1, "0 to 1")
+    _validate_run(config)
+    _validate_model(config)
+    _validate_data(config)
+    _validate_training(config)
+    _validate_devices(config)
+
+
+def _validate_run(config: Config) -> None:
+    for key in ("run.name", "run.id"):
+        allowed = "a folder name of at most 200 characters, without / and not starting with a dot"
+        _require(config, key, lambda value: value is None or _is_folder_name(value), allowed)
+    _require(config, "run.root", lambda value: bool(value.strip()), "a path", "leave it out for outputs")
+
+
+def _validate_model(config: Config) -> None:
+    model = config.model
+    if model.image_size % model.vision.patch:
+        raise UserError(
+            f"model.image_size: found {model.image_size}, allowed: a multiple of model.vision.patch={model.vision.patch}; "
+            f"the nearest is {max(1, model.image_size // model.vision.patch) * model.vision.patch}"
+        )
+    if model.vision.width % model.vision.heads:
+        raise UserError(
+            f"model.vision.heads: found {model.vision.heads}, allowed: a divisor of model.vision.width={model.vision.width}"
+        )
+    for name in ("depth", "heads", "kv_heads", "head_dim"):
+        language, action = getattr(model.language, name), getattr(model.action, name)
+        if language != action:
+            raise UserError(
+                f"model.action.{name}: found {action}, allowed: model.language.{name}={language}, since the experts share "
+                "one attention; set both to the same"
+            )
+    if model.language.heads % model.language.kv_heads:
+        raise UserError(
+            f"model.language.kv_heads: found {model.language.kv_heads}, allowed: a divisor of "
+            f"model.language.heads={model.language.heads}; set it in both experts"
+        )
+    if model.language.head_dim % 2:
+        raise UserError(
+            f"model.language.head_dim: found {model.language.head_dim}, allowed: an even number, since rotary embeddings "
+            "turn pairs; set it in both experts"
+        )
+    # The embeddings of time and of action positions are halves of sines and cosines.
+    _require(config, "model.action.width", lambda value: value % 2 == 0, "an even number")
+    if model.weights is not None and not Path(model.weights).exists():
+        raise UserError(f"model.weights: found {model.weights!r}, which does not exist; allowed: a checkpoint, or null")
+
+
+def _validate_data(config: Config) -> None:
+    data = config.data
+    if data.kind == "lerobot" and not data.root:
+        raise UserError("data.root: found null, allowed with data=lerobot: the folder of a LeRobot set; add data.root=<folder>")
+    if data.normalization_file is not None and not Path(data.normalization_file).is_file():
+        raise UserError(
+            f"data.normalization_file: found {data.normalization_file!r}, which is not a file; allowed: a norm_stats.json, or null"
+        )
+    if data.tokenizer != "bytes" and not Path(data.tokenizer).is_file():
+        raise UserError(
+            f"data.tokenizer: found {data.tokenizer!r}, which is not a file; allowed: bytes, or the path of a SentencePiece model"
+        )
+    if data.tokenizer == "bytes" and config.model.vocabulary < BYTE_VOCABULARY:
+        raise UserError(
+            f"model.vocabulary: found {config.model.vocabulary}, allowed with data.tokenizer=bytes: {BYTE_VOCABULARY} or more"
+        )
+    if data.episodes is not None and (not data.episodes or min(data.episodes) < 0):
+        raise UserError(f"data.episodes: found {data.episodes}, allowed: a list of episode indices from 0, or null for all")
+    _require(config, "data.augment.crop", lambda value: 0 < value <= 1, "above 0, at most 1; 1 is no crop")
+    _require(config, "data.augment.rotation_degrees", lambda value: 0 <= value <= 180, "0 to 180")
+    cameras = tuple(vars(CamerasConfig()))
+    for camera in data.augment.geometric_except:
+        if camera not in cameras:
+            raise UserError(f"data.augment.geometric_except: found {camera!r}, allowed: {', '.join(cameras)}")
+
+
+def _validate_training(config: Config) -> None:
+    optimizer = config.optimizer
+    for key in ("optimizer.b1", "optimizer.b2", "optimizer.ema_decay"):
+        _require(config, key, lambda value: value is None or 0 <= value < 1, "0 or more, below 1")
+    if optimizer.final_learning_rate > optimizer.learning_rate:
+        raise UserError(
+            f"optimizer.final_learning_rate: found {optimizer.final_learning_rate:g}, allowed: at most "
+            f"optimizer.learning_rate={optimizer.learning_rate:g}; lower it too"
+        )
+    if optimizer.warmup_steps >= optimizer.decay_steps:
+        raise UserError(
+            f"optimizer.warmup_steps: found {optimizer.warmup_steps}, allowed: fewer than "
+            f"optimizer.decay_steps={optimizer.decay_steps}, which includes them"
+        )
+    _require(config, "checkpoint.keep_every", lambda value: value is None or value >= 1, "1 or more, or null")
+    _require(
+        config,
+        "evaluation.execute",
+        lambda value: value <= config.model.horizon,
+        f"at most model.horizon={config.model.horizon}",
+    )
+
+
+def _validate_devices(config: Config) -> None:
+    train, hardware, mesh = config.train, config.hardware, config.mesh
+    if mesh.batch * mesh.fsdp != hardware.count:
+        raise UserError(
+            f"hardware.count: found {hardware.count}, allowed: mesh.batch x mesh.fsdp = {mesh.batch} x {mesh.fsdp} = "
+            f"{mesh.batch * mesh.fsdp}; choose another mesh, or set hardware.count={mesh.batch * mesh.fsdp}"
+        )
+    if hardware.count % hardware.hosts:
+        raise UserError(f"hardware.hosts: found {hardware.hosts}, allowed: a divisor of hardware.count={hardware.count}")
+    group = train.accumulation * hardware.count
+    if train.batch_size % group:
+        nearest = max(1, round(train.batch_size / group)) * group
+        raise UserError(
+            f"train.batch_size: found {train.batch_size}, allowed: a multiple of train.accumulation x hardware.count = "
+            f"{train.accumulation} x {hardware.count} = {group}; the nearest is {nearest}"
+        )
+
+
+def _require(config: Config, key: str, holds: Callable[[Any], bool], allowed: str, fix: str = "") -> None:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    if not holds(value):
+        raise UserError(f"{key}: found {value!r}, allowed: {allowed}; {fix or f'set {key}=...'}")
+
+
+def _is_folder_name(text: str) -> bool:
+    return 0 < len(text) <= 200 and "/" not in text and "\0" not in text and not text.startswith(".")
