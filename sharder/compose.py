@@ -1,7 +1,8 @@
 """From a command line to started runs: compose, check every point, make run folders, hand each over.
 
-Nothing is written and nothing slow is started before every point of a sweep has been composed and checked. Then Hydra runs
-the points, by whichever launcher was chosen; this process, or a Slurm job, claims a folder for each and hands it over.
+Nothing is written and nothing slow is started before every point of a sweep has been composed and checked. Then Hydra
+runs the points, by whichever launcher was chosen: this process, or a Slurm job, claims a folder for each and hands it
+over.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from sharder.supervise.workers import Interrupted
 from sharder.usage import usage
 from sharder.validation import validate
 
-Handover = Callable[[Path, Config, int], int]  # starts the work in a claimed folder (path, config, lock); gives an exit code
+Handover = Callable[[Path, Config, int], int]  # (claimed folder, config, lock) -> exit code
 REQUIRED = {"resume": "name the run to evaluate, as in resume=outputs/train/<run id>"}
 OF_THE_CHECKPOINT = ("train", "model", "data", "optimizer")  # what evaluate takes from the run it evaluates
 
@@ -105,7 +106,8 @@ def _main(command: str, handover: Handover, argv: Sequence[str]) -> int:
             return composer.hydra.run(command, job, [*arguments.overrides, "hydra.mode=RUN"]).return_value.code
         except Interrupted as stop:
             if sweep:
-                print(f"sweep: stopped by {signal.Signals(stop.signal_number).name}, the rest is not run", file=sys.stderr)
+                name = signal.Signals(stop.signal_number).name
+                print(f"sweep: stopped by {name}, the rest is not run", file=sys.stderr)
                 return 128 + stop.signal_number
             return int(str(stop.code))
 
@@ -125,7 +127,7 @@ def _parse(command: str, argv: Sequence[str]) -> argparse.Namespace:
 
 
 class _Composer:
-    """Hydra for one command: splits a sweep into its points and composes them, with errors that say what would be right."""
+    """Hydra for one command: splits a sweep into its points and composes them; errors say what would be right."""
 
     def __init__(self, command: str) -> None:
         hydra = GlobalHydra.instance().hydra
@@ -139,7 +141,7 @@ class _Composer:
         parsed = self._parse(typed)
         of_hydra = [one for one in parsed if one.key_or_group.startswith("hydra.")]
         if of_hydra:
-            known = self._compose([one.input_line for one in parsed if one not in of_hydra], RunMode.MULTIRUN)
+            known = self._compose([_text(one) for one in parsed if one not in of_hydra], RunMode.MULTIRUN)
             for override in of_hydra:
                 check_hydra_key(override, known.hydra)
         base = self._compose(typed, RunMode.MULTIRUN)
@@ -147,7 +149,7 @@ class _Composer:
             for override in parsed:
                 if override.is_sweep_override():
                     raise UserError(
-                        f"{override.key_or_group}: found a sweep ({override.input_line}), allowed without -m: one value; "
+                        f"{override.key_or_group}: found a sweep ({override.input_line}), allowed without -m: one; "
                         "add -m, or write a list as [a,b]"
                     )
             return [list(typed)], False
@@ -159,7 +161,7 @@ class _Composer:
             except HydraException as error:
                 raise UserError(first_line(error)) from error
         else:  # a sweeper that chooses as it goes: only what is fixed can be checked now
-            split = [[one.input_line for one in task if not one.is_sweep_override()]]
+            split = [[_text(one) for one in task if not one.is_sweep_override()]]
         return [[*base.hydra.overrides.hydra, *point] for point in split], True
 
     def config(self, point: Sequence[str]) -> Config:
@@ -174,8 +176,8 @@ class _Composer:
                 parsed += OverridesParser.create(config_loader=self.hydra.config_loader).parse_overrides([text])
             except HydraException as error:
                 raise UserError(
-                    f"{text!r}: found no key=value or group=option ({first_line(error)}); a value with brackets, commas, = or "
-                    "quotes is written in quotes of its own, as in 'data.prompt=\"pick it up, then stop\"'"
+                    f"{text!r}: found no key=value or group=option ({first_line(error)}); a value with brackets, "
+                    "commas or = is written in quotes of its own, as in 'data.prompt=\"pick it up, then stop\"'"
                 ) from error
             self._vocabulary.check(parsed[-1])
         return parsed
@@ -190,7 +192,7 @@ class _Composer:
                 validate_sweep_overrides=False,
             )
             if mode == RunMode.RUN:
-                OmegaConf.resolve(OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]))
+                OmegaConf.resolve(OmegaConf.masked_copy(composed, _own_keys(composed)))
             return composed
         except (HydraException, OmegaConfBaseException) as error:
             raise self._vocabulary.explain(error) from error
@@ -198,11 +200,10 @@ class _Composer:
 
 def _read(command: str, composed: DictConfig, overrides: Sequence[str]) -> Config:
     """The typed, checked config of a composition; evaluate's stands on the config of the run it evaluates."""
-    keys = [key for key in composed if key != "hydra"]
     missing = [key for key in OmegaConf.missing_keys(composed) if not key.startswith("hydra.")]
     if missing:
         raise UserError(f"{min(missing)}: found nothing, and it must be given; {REQUIRED.get(min(missing), 'set it')}")
-    plain = OmegaConf.masked_copy(composed, keys)
+    plain = OmegaConf.masked_copy(composed, _own_keys(composed))
     resume = run_folder.parse_resume(plain.resume)
     if command == "evaluate":
         if resume.folder is None:
@@ -212,6 +213,15 @@ def _read(command: str, composed: DictConfig, overrides: Sequence[str]) -> Confi
     assert isinstance(config, Config)
     validate(config)
     return config
+
+
+def _own_keys(composed: DictConfig) -> list[str]:
+    return [str(key) for key in composed if key != "hydra"]
+
+
+def _text(override: Override) -> str:
+    assert override.input_line is not None
+    return override.input_line
 
 
 def _on_top_of(saved: Config, composed: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -243,8 +253,8 @@ def _check_folders(configs: Sequence[Config], points: Sequence[Sequence[str]], s
         run_folder.check_resume(run_folder.parse_resume(config.resume), folder)
         if folder in taken:
             raise UserError(
-                f"run.id: the points {' '.join(taken[folder])!r} and {' '.join(point)!r} share the run folder {folder}; "
-                "leave out one of them"
+                f"run.id: the points {' '.join(taken[folder])!r} and {' '.join(point)!r} share the run folder "
+                f"{folder}; leave out one of them"
             )
         taken[folder] = point
 

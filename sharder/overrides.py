@@ -1,7 +1,7 @@
 """What a user may type: every `key=value` is held against the schema and the groups, before Hydra composes anything.
 
-Hydra finds most of these mistakes too, in several lines that do not say what would have been right. Here each becomes one
-line that names the nearest valid key, group or option.
+Hydra finds most of these mistakes too, in several lines that do not say what would have been right. Here each becomes
+one line that names the nearest valid key, group or option.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Vocabulary:
         return self._loader.get_group_options(group, ObjectType.CONFIG)
 
     def check(self, override: Override) -> None:
-        """Raises UserError unless this can be composed. A sweep's values are checked point by point, as they become one."""
+        """Raises UserError unless this can be composed. A sweep's values are checked when its points are."""
         key = override.key_or_group
         if override.package is not None:
             raise UserError(f"{override.input_line}: packages (@) are not used here; write group=option or key=value")
         if override.is_delete():
-            raise UserError(f"{override.input_line}: keys and groups cannot be removed; leave it out, or set another value")
+            raise UserError(f"{override.input_line}: keys and groups cannot be removed; set another value")
         if key in self.groups:
             self._check_option(override)
         elif key.startswith("hydra."):
@@ -69,7 +69,8 @@ class Vocabulary:
             near = _best(key, self.groups)
             raise UserError(f"{key}: no such group; " + (f"did you mean {near}=...?" if near else NO_GUESS))
         else:
-            self._check_key(key, None if override.is_sweep_override() else override.value(), override.is_sweep_override())
+            swept = override.is_sweep_override()
+            self._check_key(key, None if swept else override.value(), swept)
 
     def _check_option(self, override: Override) -> None:
         group, options = override.key_or_group, self.options(override.key_or_group)
@@ -78,7 +79,7 @@ class Vocabulary:
         value = override.value()
         if isinstance(value, dict):
             raise UserError(
-                f"{group}: found keys and values, allowed: an option ({', '.join(options)}); set its keys as {group}.<key>=..."
+                f"{group}: found keys and values, allowed: {', '.join(options)}; set a key as {group}.<key>=..."
             )
         if value is None and group == "experiment":
             return
@@ -97,7 +98,8 @@ class Vocabulary:
         if swept or not isinstance(value, dict):
             found = "a sweep" if swept else repr(value)
             raise UserError(
-                f"{key}: found {found}, but {key} is a group of keys ({', '.join(inner)}); set {key}.{inner[0]}=... and so on"
+                f"{key}: found {found}, but {key} is a group of keys ({', '.join(inner)}); "
+                f"set {key}.{inner[0]}=... and so on"
             )
         for name, inner_value in value.items():
             self._check_key(f"{key}.{name}", inner_value, False)
@@ -144,10 +146,10 @@ def check_hydra_key(override: Override, hydra: DictConfig) -> None:
 
 def _dotted(config: DictConfig, prefix: str = "") -> list[str]:
     keys = []
-    for name in config:
+    for name in map(str, config):
         keys.append(f"{prefix}{name}")
         node = config._get_node(name)
-        if isinstance(node, DictConfig) and not node._is_none() and not node._is_missing() and not node._is_interpolation():
+        if isinstance(node, DictConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation()):
             keys += _dotted(node, f"{prefix}{name}.")
     return keys
 
@@ -159,7 +161,7 @@ def _best(typed: str, valid: Iterable[str]) -> str | None:
 
 
 def _likeness(typed: str, name: str) -> float:
-    """difflib's ratio of the last words and of the whole; an abbreviation (lr: learning_rate) counts as a likely match."""
+    """difflib's ratio of the last words and of the whole; an abbreviation (lr: learning_rate) is likely too."""
     last, name_last = typed.rpartition(".")[2], name.rpartition(".")[2]
     same_place = typed.rpartition(".")[0] == name.rpartition(".")[0]
     words = difflib.SequenceMatcher(None, last, name_last).ratio()
@@ -175,8 +177,8 @@ def _is_subsequence(short: str, long: str) -> bool:
 
 def _in_words(hint: object) -> str:
     """A type as a user would say it."""
-    if hint in WORDS:
-        return WORDS[typing.cast(type, hint)]
+    if isinstance(hint, type) and hint in WORDS:
+        return WORDS[hint]
     arguments = typing.get_args(hint)
     if isinstance(hint, types.UnionType):
         return " or ".join("null" if part is type(None) else _in_words(part) for part in arguments)
@@ -186,7 +188,8 @@ def _in_words(hint: object) -> str:
 
 
 def _plural(arguments: Sequence[object]) -> str:
-    return {int: "whole numbers", float: "numbers", str: "texts"}.get(typing.cast(type, arguments[0]), "values")
+    plurals: dict[object, str] = {int: "whole numbers", float: "numbers", str: "texts"}
+    return plurals.get(arguments[0], "values")
 
 
 def _found(error: BaseException) -> str:

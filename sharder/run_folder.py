@@ -94,8 +94,10 @@ def check_resume(resume: Resume, folder: Path) -> None:
             "<run folder>[@step] of a run that has saved"
         )
     if resume.step is not None and resume.step not in steps:
-        shown = ", ".join(map(str, steps[-10:]))
-        raise UserError(f"resume: found step {resume.step} of {resume.folder}, allowed: {shown}; write <run folder>@<step>")
+        raise UserError(
+            f"resume: found step {resume.step} of {resume.folder}, allowed: {', '.join(map(str, steps[-10:]))}; "
+            "write <run folder>@<step>"
+        )
 
 
 def new_id() -> str:
@@ -149,7 +151,7 @@ def claim(config: Config, overrides: Sequence[str]) -> RunFolder:
 
 
 def _create(folder: Path, config: Config, overrides: Sequence[str]) -> RunFolder | None:
-    """Makes the folder whole under another name, then renames it: nobody sees half of one. None: it was there already."""
+    """Makes the folder whole under another name, then renames it: nobody sees half of one. None: it exists."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     try:
@@ -233,7 +235,7 @@ def load_config(path: Path) -> Config:
 
 
 def environment(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """What environment.json says: versions and machine, and in `extra` what only a worker knows (devices, processes)."""
+    """What environment.json says: versions, machine, and in `extra` what only a worker knows (devices ...)."""
     return {
         "sharder": _version("sharder"),
         "python": platform.python_version(),

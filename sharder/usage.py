@@ -29,11 +29,13 @@ def usage(command: str) -> str:
     for line in lines[1:]:
         if heading := SECTION.match(line):
             section = heading["key"]
-        elif (match := KEY.match(line)) and not (match["indent"] and section in ("defaults", "hydra")):
-            key = f"{section}.{match['key']}" if match["indent"] else match["key"]
-            text.append(f"  {key + '=' + match['value']:<28}{match['about']}")
+        elif (entry := KEY.match(line)) and not (entry["indent"] and section in ("defaults", "hydra")):
+            key = f"{section}.{entry['key']}" if entry["indent"] else entry["key"]
+            text.append(f"  {key + '=' + entry['value']:<28}{entry['about']}")
     text += ["", "Flags:"]
-    text.append("  -m, --multirun   a sweep: every combination of values given as key=a,b runs in its own folder and process")
+    text.append(
+        "  -m, --multirun   a sweep: each combination of values given as key=a,b runs in its own folder and process"
+    )
     text.append("  --cfg            print the composed config and stop")
     text.append("  --help           this text; every key of a group is explained in sharder/conf/<group>/<option>.yaml")
     return "\n".join(text)
@@ -44,6 +46,7 @@ def group_options(group: Traversable) -> list[tuple[str, str]]:
     options = []
     for entry in sorted(group.iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".yaml"):
-            comments = [line[2:] for line in entry.read_text().splitlines() if line.startswith("# ") and "@" not in line]
+            lines = entry.read_text().splitlines()
+            comments = [line[2:] for line in lines if line.startswith("# ") and "@package" not in line]
             options.append((entry.name.removesuffix(".yaml"), comments[0] if comments else ""))
     return options

@@ -51,7 +51,7 @@ BYTE_VOCABULARY = 258  # padding, begin, and one token a byte
 def validate(config: Config) -> None:
     """Raises UserError at the first thing that could not work."""
     for key, words in CHOICES.items():
-        _require(config, key, lambda value, words=words: value in words, f"one of {', '.join(words)}")
+        _require(config, key, words.__contains__, f"one of {', '.join(words)}")
     for key in AT_LEAST_ONE:
         _require(config, key, lambda value: value >= 1, "1 or more")
     for key in AT_LEAST_ZERO:
@@ -78,19 +78,20 @@ def _validate_model(config: Config) -> None:
     model = config.model
     if model.image_size % model.vision.patch:
         raise UserError(
-            f"model.image_size: found {model.image_size}, allowed: a multiple of model.vision.patch={model.vision.patch}; "
-            f"the nearest is {max(1, model.image_size // model.vision.patch) * model.vision.patch}"
+            f"model.image_size: found {model.image_size}, allowed: a multiple of "
+            f"model.vision.patch={model.vision.patch}; change either"
         )
     if model.vision.width % model.vision.heads:
         raise UserError(
-            f"model.vision.heads: found {model.vision.heads}, allowed: a divisor of model.vision.width={model.vision.width}"
+            f"model.vision.heads: found {model.vision.heads}, allowed: a divisor of "
+            f"model.vision.width={model.vision.width}; change either"
         )
     for name in ("depth", "heads", "kv_heads", "head_dim"):
         language, action = getattr(model.language, name), getattr(model.action, name)
         if language != action:
             raise UserError(
-                f"model.action.{name}: found {action}, allowed: model.language.{name}={language}, since the experts share "
-                "one attention; set both to the same"
+                f"model.action.{name}: found {action}, allowed: {language} as in model.language.{name}, since the "
+                "experts share one attention; set both to the same"
             )
     if model.language.heads % model.language.kv_heads:
         raise UserError(
@@ -99,8 +100,8 @@ def _validate_model(config: Config) -> None:
         )
     if model.language.head_dim % 2:
         raise UserError(
-            f"model.language.head_dim: found {model.language.head_dim}, allowed: an even number, since rotary embeddings "
-            "turn pairs; set it in both experts"
+            f"model.language.head_dim: found {model.language.head_dim}, allowed: an even number, since rotary "
+            "embeddings turn pairs; set it in both experts"
         )
     # The embeddings of time and of action positions are halves of sines and cosines.
     _require(config, "model.action.width", lambda value: value % 2 == 0, "an even number")
@@ -111,21 +112,26 @@ def _validate_model(config: Config) -> None:
 def _validate_data(config: Config) -> None:
     data = config.data
     if data.kind == "lerobot" and not data.root:
-        raise UserError("data.root: found null, allowed with data=lerobot: the folder of a LeRobot set; add data.root=<folder>")
+        raise UserError(
+            "data.root: found null, allowed with data=lerobot: a LeRobot set's folder; add data.root=<folder>"
+        )
     if data.normalization_file is not None and not Path(data.normalization_file).is_file():
         raise UserError(
-            f"data.normalization_file: found {data.normalization_file!r}, which is not a file; allowed: a norm_stats.json, or null"
+            f"data.normalization_file: found {data.normalization_file!r}, which is not a file; allowed: the path of a "
+            "norm_stats.json, or null to compute them"
         )
     if data.tokenizer != "bytes" and not Path(data.tokenizer).is_file():
         raise UserError(
-            f"data.tokenizer: found {data.tokenizer!r}, which is not a file; allowed: bytes, or the path of a SentencePiece model"
+            f"data.tokenizer: found {data.tokenizer!r}, which is not a file; allowed: bytes, or the path of a "
+            "SentencePiece model"
         )
     if data.tokenizer == "bytes" and config.model.vocabulary < BYTE_VOCABULARY:
         raise UserError(
-            f"model.vocabulary: found {config.model.vocabulary}, allowed with data.tokenizer=bytes: {BYTE_VOCABULARY} or more"
+            f"model.vocabulary: found {config.model.vocabulary}, allowed with data.tokenizer=bytes: "
+            f"{BYTE_VOCABULARY} or more; set model.vocabulary={BYTE_VOCABULARY}"
         )
     if data.episodes is not None and (not data.episodes or min(data.episodes) < 0):
-        raise UserError(f"data.episodes: found {data.episodes}, allowed: a list of episode indices from 0, or null for all")
+        raise UserError(f"data.episodes: found {data.episodes}, allowed: episode indices from 0, or null for all")
     _require(config, "data.augment.crop", lambda value: 0 < value <= 1, "above 0, at most 1; 1 is no crop")
     _require(config, "data.augment.rotation_degrees", lambda value: 0 <= value <= 180, "0 to 180")
     cameras = tuple(vars(CamerasConfig()))
@@ -165,7 +171,10 @@ def _validate_devices(config: Config) -> None:
             f"{mesh.batch * mesh.fsdp}; choose another mesh, or set hardware.count={mesh.batch * mesh.fsdp}"
         )
     if hardware.count % hardware.hosts:
-        raise UserError(f"hardware.hosts: found {hardware.hosts}, allowed: a divisor of hardware.count={hardware.count}")
+        raise UserError(
+            f"hardware.hosts: found {hardware.hosts}, allowed: a divisor of "
+            f"hardware.count={hardware.count}; change either"
+        )
     group = train.accumulation * hardware.count
     if train.batch_size % group:
         nearest = max(1, round(train.batch_size / group)) * group

@@ -1,4 +1,4 @@
-"""The config groups. `train.yaml` and `evaluate.yaml` are the commands; each folder is a group, each file in it an option.
+"""The config groups: `train.yaml` and `evaluate.yaml` are the commands, a folder is a group, a file in it an option.
 
-The first comment line of an option, and the comment behind a group or key in the command's file, are what `--help` shows.
+`--help` shows the first comment line of an option, and the comments behind groups and keys in the command's file.
 """
