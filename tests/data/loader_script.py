@@ -1,6 +1,5 @@
 """Run by tests as a training process of its own: starts a loader, says who its worker is, and does as it is told."""
 
-import signal
 import sys
 import time
 
@@ -14,10 +13,10 @@ if __name__ == "__main__":
         loader = Loader(ModuleSource(), first_step=0, last_step=1, workers=1, prefetch=1)
         print(next(loader)["jax"], flush=True)
     else:
-        signal.signal(signal.SIGINT, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        loader = Loader(SlowSource(600, first_slow_step=2), first_step=0, last_step=9, workers=1, prefetch=2)
-        print(loader.pids[0], next(loader)["example"][0], flush=True)
+        loader = Loader(SlowSource(600, first_slow_step=2), first_step=0, last_step=9, workers=1, prefetch=3)
+        next(loader), next(loader)
+        time.sleep(0.5)  # the worker is now in the middle of its slow batch
+        print(loader.pids[0], flush=True)
         if what == "wait":
             time.sleep(600)
-        # "exit": ends without having closed the loader, its worker in the middle of a batch
+        # "exit": ends without having closed the loader

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -71,9 +72,8 @@ def test_a_batch_holds_the_rows_it_names(uninterrupted):
 
 
 def test_no_example_twice_in_an_epoch_and_another_order_in_each(uninterrupted):
-    epochs = [
-        np.concatenate([batch["example"] for batch in uninterrupted[start : start + 10]]) for start in (0, 10, 20)
-    ]
+    ledger = [batch["example"] for batch in uninterrupted]
+    epochs = [np.concatenate(ledger[start : start + 10]) for start in (0, 10, 20)]
     assert [len(set(epoch.tolist())) for epoch in epochs] == [100, 100, 100]
     assert len({tuple(epoch.tolist()) for epoch in epochs}) == 3
     assert len(set(np.concatenate(ledger[30:]).tolist())) == 50
@@ -218,34 +218,41 @@ def wait_for(condition, seconds=10.0):
         time.sleep(0.02)
 
 
-def start_script(what):
+@contextmanager
+def script(what):
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parents[1]), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, str(here / "loader_script.py"), what],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": path},
     )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.stdout.close()  # an orphan would hold it open: no waiting for its end
+        process.wait()
 
 
 def test_workers_end_when_their_parent_is_killed():
-    with start_script("wait") as script:
-        pid = int(script.stdout.readline().split()[0])
+    with script("wait") as parent:
+        pid = int(parent.stdout.readline())
         assert alive(pid)
-        script.kill()
-        script.wait()
+        parent.kill()
+        parent.wait()
         wait_for(lambda: not alive(pid))
 
 
 def test_a_process_that_never_closed_its_loader_can_still_end():
-    with start_script("exit") as script:
-        pid = int(script.stdout.readline().split()[0])
-        assert script.wait(timeout=10) == 0
+    with script("exit") as parent:
+        pid = int(parent.stdout.readline())
+        assert parent.wait(timeout=10) == 0
         wait_for(lambda: not alive(pid))
 
 
 def test_workers_do_not_import_jax():
-    with start_script("module") as script:
-        assert script.stdout.readline() == "False\n"
-        assert script.wait(timeout=10) == 0
+    with script("module") as parent:
+        assert parent.stdout.readline() == "False\n"
+        assert parent.wait(timeout=10) == 0
