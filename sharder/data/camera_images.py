@@ -51,14 +51,14 @@ def write_image_camera(
             table = read_columns(file.path, ["episode_index", "frame_index", key])
             with reading(file.path, "parquet"):
                 episode_index, frame_index = (numbers(table, c, file.path) for c in ("episode_index", "frame_index"))
-                for episode, first, rows_in_file in episode_rows(file, episode_index, frame_index):
-                    for frame, row_in_file in enumerate(rows_in_file):
-                        where = f"{file.path}: {key!r} of episode {episode.number}, frame {frame}"
-                        encoded = encoded_image(table[key][int(row_in_file)].as_py(), root, where)
-                        row = first + frame
-                        start[row], size[row], crc[row] = end, len(encoded), zlib.crc32(encoded)
-                        copy.write(encoded)
-                        end += len(encoded)
+            for episode, first, rows_in_file in episode_rows(file, episode_index, frame_index):
+                for frame, row_in_file in enumerate(rows_in_file):
+                    where = f"{file.path}: {key!r} of episode {episode.number}, frame {frame}"
+                    encoded = encoded_image(table[key][int(row_in_file)].as_py(), root, where)
+                    row = first + frame
+                    start[row], size[row], crc[row] = end, len(encoded), zlib.crc32(encoded)
+                    copy.write(encoded)
+                    end += len(encoded)
     np.save(folder / f"{name}.start.npy", start)
     np.save(folder / f"{name}.size.npy", size)
     return crc

@@ -30,25 +30,24 @@ def choose_cameras(info: Info, wanted: Mapping[str, str] | None) -> dict[str, st
 
 
 def guess_cameras(present: list[str]) -> dict[str, str]:
+    """By the last part of their keys: the model's own names, then wrists by side, then any wrist, then what is left."""
+    last = {key: key.rsplit(".", 1)[-1].lower() for key in present}
+    wrists = [key for key in present if any(word in last[key] for word in WRIST_WORDS)]
     chosen: dict[str, str] = {}
 
-    def take(name: str, fits) -> None:
-        keys = [key for key in present if key not in chosen.values() and fits(key.rsplit(".", 1)[-1].lower())]
-        if keys and name not in chosen:
-            chosen[name] = keys[0]
+    def take(name: str, candidates: list[str]) -> None:
+        free = [key for key in candidates if key not in chosen.values()]
+        if free and name not in chosen:
+            chosen[name] = free[0]
 
     for name in MODEL_CAMERAS:
-        take(name, lambda last, name=name: last == name)
+        take(name, [key for key in present if last[key] == name])
     for name, side in ((LEFT_WRIST, "left"), (RIGHT_WRIST, "right")):
         words = [pair for word in WRIST_WORDS for pair in (f"{side}_{word}", f"{word}_{side}")]
-        take(name, lambda last, words=words: any(word in last for word in words))
-    take(LEFT_WRIST, lambda last: is_wrist(last) and "right" not in last)
-    take(BASE, lambda last: not is_wrist(last))
+        take(name, [key for key in wrists if any(word in last[key] for word in words)])
+    take(LEFT_WRIST, [key for key in wrists if "right" not in last[key]])
+    take(BASE, [key for key in present if key not in wrists])
     unused = [key for key in present if key not in chosen.values()]
     if unused:
         log.info("cameras of the recording that are not used: %s", ", ".join(unused))
     return {name: chosen[name] for name in MODEL_CAMERAS if name in chosen}
-
-
-def is_wrist(last: str) -> bool:
-    return any(word in last for word in WRIST_WORDS)

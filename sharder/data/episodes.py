@@ -35,7 +35,9 @@ class Episode:
 class Layout:
     episodes: list[Episode]  # all of them, ascending
     tasks: dict[int, str]  # by task_index
-    files: list[Path]  # what was read to find out
+    episodes_at: Path  # the file or folder that lists them
+    tasks_at: Path
+    files: list[Path]  # all that was read to find out
 
 
 def check_layout(info: Info, layout: Layout) -> None:
@@ -43,13 +45,15 @@ def check_layout(info: Info, layout: Layout) -> None:
     seen: set[int] = set()
     for episode in layout.episodes:
         if episode.number in seen:
-            raise UserError(f"{info.root}/meta: episode {episode.number} is listed twice; correct the list of episodes")
+            raise UserError(
+                f"{layout.episodes_at}: episode {episode.number} is listed twice; correct the list of episodes"
+            )
         if episode.length < 1:
-            raise UserError(f"{info.root}/meta: episode {episode.number} has length {episode.length}; leave it out")
+            raise UserError(f"{layout.episodes_at}: episode {episode.number} has length {episode.length}; leave it out")
         seen.add(episode.number)
-    info.check_total("episodes", info.episodes, len(layout.episodes))
-    info.check_total("frames", info.frames, sum(episode.length for episode in layout.episodes))
-    info.check_total("tasks", info.tasks, len(layout.tasks))
+    info.check_total("episodes", info.episodes, len(layout.episodes), layout.episodes_at)
+    info.check_total("frames", info.frames, sum(episode.length for episode in layout.episodes), layout.episodes_at)
+    info.check_total("tasks", info.tasks, len(layout.tasks), layout.tasks_at)
 
 
 def select(layout: Layout, numbers: Sequence[int] | None) -> list[Episode]:

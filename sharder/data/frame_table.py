@@ -14,7 +14,7 @@ Each data file is read once and fills its episodes' rows directly, so memory doe
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,7 +101,9 @@ def write_frame_table(
     return texts
 
 
-def episode_rows(file: DataFile, episode_index: np.ndarray, frame_index: np.ndarray):
+def episode_rows(
+    file: DataFile, episode_index: np.ndarray, frame_index: np.ndarray
+) -> Iterator[tuple[Episode, int, np.ndarray]]:
     """Of each wanted episode: (episode, its first row in the table, its rows in the file by frame_index)."""
     order = np.lexsort((frame_index[:, 0], episode_index[:, 0]))
     sorted_episodes = episode_index[order, 0]

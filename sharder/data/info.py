@@ -62,10 +62,10 @@ class Info:
                 f"{self.file}: the path template {template!r} does not fit; {self.version} fills in {', '.join(names)}"
             ) from None
 
-    def check_total(self, what: str, said: int, found: int) -> None:
+    def check_total(self, what: str, said: int, found: int, counted_in: Path) -> None:
         if said != found:
             raise UserError(
-                f"{self.file} says total_{what} = {said}, but the files hold {found}; "
+                f"{self.file} says total_{what} = {said}, but {counted_in} has {found}; "
                 "correct info.json or copy the recording again"
             )
 

@@ -22,4 +22,6 @@ def read_layout(info: Info, video_keys: Sequence[str]) -> Layout:
         clips = {key: Clip(info.path(info.video_path, video_key=key, **place), 0.0) for key in video_keys}
         episodes.append(Episode(number, length, info.path(info.data_path, **place), clips))
     tasks = tasks_by_number(read_json_lines(tasks_file), "task", tasks_file)
-    return Layout(sorted(episodes, key=lambda e: e.number), tasks, [episodes_file, tasks_file])
+    return Layout(
+        sorted(episodes, key=lambda e: e.number), tasks, episodes_file, tasks_file, [episodes_file, tasks_file]
+    )

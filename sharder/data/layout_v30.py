@@ -33,7 +33,7 @@ def read_layout(info: Info, video_keys: Sequence[str]) -> Layout:
     tasks_file = info.root / "meta" / "tasks.parquet"
     column = task_column(tasks_file)
     tasks = tasks_by_number(read_columns(tasks_file, ["task_index", column]).to_pylist(), column, tasks_file)
-    return Layout(sorted(episodes, key=lambda e: e.number), tasks, [*files, tasks_file])
+    return Layout(sorted(episodes, key=lambda e: e.number), tasks, folder, tasks_file, [*files, tasks_file])
 
 
 def read_episode(info: Info, record: dict[str, Any], video_keys: Sequence[str], where: str) -> Episode:

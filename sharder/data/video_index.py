@@ -5,8 +5,8 @@
 
 The frames of an episode are found by counting. Counting is certain when the file holds exactly the frames that its
 episodes need, or when the clock agrees. If neither, the frame nearest in time is taken, within half a frame.
-The clock alone is not trusted: joining files adds a little at every joint, which after some dozen episodes exceeds half
-a frame.
+The clock alone is not trusted: joining files adds a little at every joint, and after some dozen episodes that exceeds
+half a frame. So it is enough that from each episode to the next it agrees.
 """
 
 from __future__ import annotations
@@ -96,14 +96,18 @@ def place_episodes(
     in_order = sorted(in_file, key=lambda e: (e.clips[camera].starts_at_s, e.number))
     lengths = np.array([episode.length for episode in in_order])
     first_of = dict(zip((e.number for e in in_order), np.cumsum(lengths) - lengths, strict=True))
-    half_frame_s = 0.5 / fps
-    seconds = index.seconds
-    counted = len(index) == lengths.sum() and clock_steps_agree(camera, in_order, first_of, seconds, half_frame_s)
+    seconds, half_frame_s = index.seconds, 0.5 / fps
+    steps_agree = clock_steps_agree(camera, in_order, first_of, seconds, half_frame_s)
+    whole = steps_agree and len(index) == lengths.sum()
+    from_the_start = steps_agree and abs(in_order[0].clips[camera].starts_at_s) <= half_frame_s
 
     placed = []
     for episode, since_start_s in wanted:
         frames = first_of[episode.number] + np.arange(episode.length)
         shown_at_s = episode.clips[camera].starts_at_s + since_start_s
+        counted = whole or (
+            from_the_start and shown_at(seconds, frames, seconds[frames[0]] + since_start_s, half_frame_s).all()
+        )
         if not counted and not shown_at(seconds, frames, shown_at_s, half_frame_s).all():
             refuse_overlap(camera, episode, in_order, fps)
             frames = nearest(seconds, shown_at_s)
@@ -118,6 +122,8 @@ def clock_steps_agree(
     camera: str, in_order: Sequence[Episode], first_of: dict[int, int], seconds: np.ndarray, half_frame_s: float
 ) -> bool:
     """Whether from each episode's start to the next one's it is as long by metadata as by the frames."""
+    if len(seconds) < sum(episode.length for episode in in_order):
+        return False
     said_s = np.array([episode.clips[camera].starts_at_s for episode in in_order])
     shown_s = seconds[[first_of[episode.number] for episode in in_order]]
     return bool(np.all(np.abs(np.diff(said_s) - np.diff(shown_s)) <= half_frame_s))
