@@ -21,7 +21,7 @@ import numpy as np
 
 from sharder.data.planar_arm_camera import COLOURS, DISC_RADIUS, LINK, arm_points, draw_base, draw_wrist
 
-TASK_VERSION = 1  # raised whenever the task, its pictures or its demonstrations change: recordings are cached under it
+TASK_VERSION = 2  # raised whenever the task, its pictures or its demonstrations change: recordings are cached under it
 CONTROL_HZ = 10
 JOINTS = ("shoulder", "elbow")
 SPEED_LIMIT = 0.15  # rad a control step

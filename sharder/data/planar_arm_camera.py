@@ -24,9 +24,9 @@ BASE_CENTRE = np.array([0.0, 0.43], np.float32)  # m
 BASE_SIDE = 1.24  # m: the area discs may lie in, and a margin of one link width
 WRIST_SIDE = 0.8  # m
 
-_FLOOR = np.array((236, 234, 228), np.float32)
+_FLOOR = np.array((128, 128, 128), np.float32)  # mid-grey, zero to a network: an empty patch adds nothing to its sums
 _PALETTE = np.array(list(COLOURS.values()), np.float32)
-_LINK_GREY, _JOINT_GREY, _TIP_WHITE = 125.0, 45.0, 255.0
+_LINK_GREY, _JOINT_GREY, _TIP_WHITE = 205.0, 45.0, 255.0
 _LINK_HALF_WIDTH, _JOINT_RADIUS, _TIP_RADIUS = (
     0.016,
     0.032,

@@ -118,7 +118,7 @@ def test_wrist_camera_shows_a_disc_along_the_last_link_above_the_centre():
     away = round(0.25 / WRIST_SIDE * 64)
     np.testing.assert_allclose(image[32 - away, 32], COLOURS["red"], atol=1)
     np.testing.assert_allclose(image[32, 32 + away], COLOURS["blue"], atol=1)
-    np.testing.assert_allclose(image[60, 31:33], 125, atol=1)  # the last link comes in from below
+    np.testing.assert_allclose(image[60, 31:33], 205, atol=1)  # the last link comes in from below
     assert (image[31:33, 31:33] > 200).all()  # the fingertip's mark
 
 
