@@ -1,6 +1,6 @@
-"""The process in which W&B runs: reads what to record from stdin, a JSON object a line, and says on stdout what went wrong.
+"""The process in which W&B runs: reads what to record from stdin, and says on stdout what went wrong.
 
-    stdin   1st line  arguments of wandb.init, and how long it may take
+    stdin   1st line  arguments of wandb.init, and how long it may take; a JSON object, like the others
             others    rows to log
     stdout  text for the user, a line each
 
@@ -29,7 +29,7 @@ def main(told: TextIO, notices: TextIO) -> None:
     mode = about.pop("mode")
     try:
         # W&B takes `resume` for a mistake where there is no server to resume from.
-        run = wandb.init(**about, mode=mode, settings=settings, **({"resume": "allow"} if mode == "online" else {}))
+        run = wandb.init(**about, mode=mode, settings=settings, resume="allow" if mode == "online" else None)
     except wandb.Error as error:
         if mode != "online":
             raise
