@@ -118,6 +118,7 @@ class DataConfig:
     workers: int = 1  # processes that decode; 0: a thread of the training process
     prefetch: int = 4  # batches made ahead
     decoders: int = 32  # open video decoders a worker keeps
+    frame_cache_mib: int = 256  # MiB of decoded frames a worker keeps
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     planar_arm: PlanarArmConfig = field(default_factory=PlanarArmConfig)
 
@@ -170,6 +171,7 @@ class EvaluationConfig:
     seed: int = 1_000_000  # starts never seen in training
     max_steps: int = 60
     execute: int = 4  # actions of a chunk executed before the next is sampled
+    frames: int = 256  # frames scored against recorded actions, where there is no simulator
     at_start: bool = True  # before training
     at_end: bool = True
 

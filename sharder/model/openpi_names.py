@@ -114,10 +114,10 @@ def to_openpi(config: ModelConfig, weights: Weights) -> Weights:
     return theirs
 
 
-def from_openpi(config: ModelConfig, theirs: Weights) -> Weights:
-    """The inverse of `to_openpi`."""
+def from_openpi(config: ModelConfig, theirs: Weights, only: list[Rule] | None = None) -> Weights:
+    """The inverse of `to_openpi`; of a checkpoint that lacks some leaves, `only` the rules that apply."""
     weights = {}
-    for rule in rules(config):
+    for rule in rules(config) if only is None else only:
         array = jnp.asarray(theirs[rule.theirs])
         parts = [array] if rule.stack is None else [jnp.take(array, i, axis=rule.stack) for i in range(len(rule.ours))]
         for path, part in zip(rule.ours, parts, strict=True):

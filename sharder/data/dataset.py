@@ -1,0 +1,77 @@
+"""What a config says to learn from, opened and checked: everything that can be refused is refused here, before step 0."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from sharder.config import Config
+from sharder.data.lerobot import Recording, open_recording
+from sharder.data.norm_stats import normalization_of
+from sharder.data.normalize import Normalization, report, resolve_mode
+from sharder.data.order import batches_per_epoch
+from sharder.data.pipeline import BatchSource
+from sharder.data.planar_arm_recording import ensure_recorded
+from sharder.data.tokenizer import make_tokenizer
+from sharder.data.transforms import ExampleTransform
+from sharder.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    recording: Recording
+    normalization: Normalization
+    transform: ExampleTransform
+
+    def source(self, config: Config) -> BatchSource:
+        return BatchSource(
+            self.recording,
+            self.transform,
+            seed=config.train.seed,
+            batch_size=config.train.batch_size,
+            frame_cache_mib=config.data.frame_cache_mib,
+        )
+
+
+def root_of(config: Config) -> Path:
+    """Where the recording lies; the embedded one is made here the first time."""
+    data = config.data
+    if data.kind == "planar_arm" and data.root is None:
+        arm = data.planar_arm
+        return ensure_recorded(arm.episodes, arm.seed, arm.image_size)
+    if data.root is None:
+        raise UserError("data.root: found null, allowed with data=lerobot: a LeRobot set's folder; add data.root=<folder>")
+    return Path(data.root)
+
+
+def open_dataset(config: Config, normalization: Normalization | None = None) -> Dataset:
+    """Opens the recording, reads or computes its normalization (unless given), and checks every prompt."""
+    data, root = config.data, root_of(config)
+    recording = open_recording(
+        root,
+        cameras=data.cameras.chosen(),
+        state=data.state,
+        action=data.action,
+        episodes=data.episodes,
+        decoders=data.decoders,
+    )
+    mode = resolve_mode(data.normalization, config.model.variant)
+    if normalization is None:
+        normalization = normalization_of(recording, data.normalization_file, mode)
+    transform = ExampleTransform(config.model, data, normalization, make_tokenizer(data.tokenizer))
+    _tell_cameras(recording, config)
+    report(normalization, recording, mode, data.min_range)
+    most = transform.check_prompts(recording)
+    log.info(f"prompts: at most {most} of model.prompt_tokens={config.model.prompt_tokens} tokens")
+    batches_per_epoch(len(recording), config.train.batch_size)
+    return Dataset(recording, normalization, transform)
+
+
+def _tell_cameras(recording: Recording, config: Config) -> None:
+    used = ", ".join(f"{camera} <- {key}" for camera, key in recording.cameras.items())
+    absent = [camera for camera in vars(config.data.cameras) if camera not in recording.cameras]
+    rest = f"; absent: {', '.join(absent)} (not run: the same result as masking them, and free)" if absent else ""
+    log.info(f"cameras: {used or 'none'}{rest}")
