@@ -28,6 +28,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from sharder import run_folder
 from sharder.config import Config
@@ -38,7 +39,7 @@ from sharder.usage import usage
 from sharder.validation import validate
 
 Handover = Callable[[Path, Config, int], int]  # (claimed folder, config, lock) -> exit code
-REQUIRED = {"resume": "name the run to evaluate, as in resume=outputs/train/<run id>"}
+SEARCH_PATH = "hydra.searchpath"
 OF_THE_CHECKPOINT = ("train", "model", "data", "optimizer")  # what evaluate takes from the run it evaluates
 
 ConfigStore.instance().store(name="schema", node=Config)
@@ -85,15 +86,25 @@ def main(command: str, handover: Handover, argv: Sequence[str] | None = None) ->
         return EXIT_USER_ERROR
 
 
+def composed(command: str, typed: Sequence[str]) -> list[Config]:
+    """The checked config of every point of a command line; nothing is written or started."""
+    arguments = _parse(command, typed)
+    with _conf(command):
+        return _Composer(command, arguments.overrides).compose(arguments.overrides, arguments.multirun)[1]
+
+
+def _conf(command: str) -> initialize_config_module:
+    return initialize_config_module("sharder.conf", version_base="1.3", job_name=command)
+
+
 def _main(command: str, handover: Handover, argv: Sequence[str]) -> int:
     arguments = _parse(command, argv)
     if arguments.help:
         print(usage(command))
         return 0
-    with initialize_config_module("sharder.conf", version_base="1.3", job_name=command):
-        composer = _Composer(command)
-        points, sweep = composer.points(arguments.overrides, arguments.multirun)
-        configs = [composer.config(point) for point in points]
+    with _conf(command):
+        composer = _Composer(command, arguments.overrides)
+        points, configs, sweep = composer.compose(arguments.overrides, arguments.multirun)
         if arguments.cfg:
             print("---\n".join(OmegaConf.to_yaml(OmegaConf.structured(config)) for config in configs), end="")
             return 0
@@ -129,32 +140,37 @@ def _parse(command: str, argv: Sequence[str]) -> argparse.Namespace:
 class _Composer:
     """Hydra for one command: splits a sweep into its points and composes them; errors say what would be right."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, typed: Sequence[str]) -> None:
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
         self.hydra: Hydra = hydra
         self._command = command
-        self._vocabulary = Vocabulary(hydra.config_loader)
+        self._vocabulary = Vocabulary(hydra.config_loader, command, typed)
 
-    def points(self, typed: Sequence[str], multirun: bool) -> tuple[list[list[str]], bool]:
-        """The overrides of every point, and whether they are a sweep's; one point unless it is."""
+    def compose(self, typed: Sequence[str], multirun: bool) -> tuple[list[list[str]], list[Config], bool]:
+        """Every point's overrides, every point's checked config, and whether they are the points of a sweep."""
         parsed = self._parse(typed)
-        of_hydra = [one for one in parsed if one.key_or_group.startswith("hydra.")]
+        of_hydra = [one for one in parsed if one.key_or_group.startswith("hydra.") and one.key_or_group != SEARCH_PATH]
         if of_hydra:
             known = self._compose([_text(one) for one in parsed if one not in of_hydra], RunMode.MULTIRUN)
             for override in of_hydra:
                 check_hydra_key(override, known.hydra)
-        base = self._compose(typed, RunMode.MULTIRUN)
+        swept = [override for override in parsed if override.is_sweep_override()]
+        base = self._compose(typed, RunMode.MULTIRUN if swept else RunMode.RUN)
         if not multirun and base.hydra.mode != RunMode.MULTIRUN:
-            for override in parsed:
-                if override.is_sweep_override():
-                    raise UserError(
-                        f"{override.key_or_group}: found a sweep ({override.input_line}), allowed without -m: one; "
-                        "add -m, or write a list as [a,b]"
-                    )
-            return [list(typed)], False
-        swept = [*(f"{key}={values}" for key, values in (base.hydra.sweeper.get("params") or {}).items())]
-        task = self._parse([*swept, *base.hydra.overrides.task])
+            for override in swept:
+                raise UserError(
+                    f"{override.key_or_group}: found a sweep ({override.input_line}), allowed without -m: one; "
+                    "add -m, or write a list as [a,b]"
+                )
+            return [list(typed)], [_read(self._command, base, typed)], False
+        points = self._points(base)
+        return points, [_read(self._command, self._compose(point, RunMode.RUN), point) for point in points], True
+
+    def _points(self, base: DictConfig) -> list[list[str]]:
+        """A sweep, of the preset's parameters and of what was typed, as the overrides of its points."""
+        params = [f"{key}={values}" for key, values in (base.hydra.sweeper.get("params") or {}).items()]
+        task = self._parse([*params, *base.hydra.overrides.task])
         if "basic_sweeper" in base.hydra.sweeper._target_:
             try:
                 split = BasicSweeper.split_arguments(task, None)[0]
@@ -162,12 +178,9 @@ class _Composer:
                 raise UserError(first_line(error)) from error
         else:  # a sweeper that chooses as it goes: only what is fixed can be checked now
             split = [[_text(one) for one in task if not one.is_sweep_override()]]
-        return [[*base.hydra.overrides.hydra, *point] for point in split], True
-
-    def config(self, point: Sequence[str]) -> Config:
-        """The checked config of one point."""
-        self._parse(point)
-        return _read(self._command, self._compose(point, RunMode.RUN), point)
+        for point in split:
+            self._parse(point)
+        return [[*base.hydra.overrides.hydra, *point] for point in split]
 
     def _parse(self, overrides: Sequence[str]) -> list[Override]:
         parsed = []
@@ -194,20 +207,20 @@ class _Composer:
             if mode == RunMode.RUN:
                 OmegaConf.resolve(OmegaConf.masked_copy(composed, _own_keys(composed)))
             return composed
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, YAMLError) as error:
             raise self._vocabulary.explain(error) from error
 
 
 def _read(command: str, composed: DictConfig, overrides: Sequence[str]) -> Config:
     """The typed, checked config of a composition; evaluate's stands on the config of the run it evaluates."""
-    missing = [key for key in OmegaConf.missing_keys(composed) if not key.startswith("hydra.")]
-    if missing:
-        raise UserError(f"{min(missing)}: found nothing, and it must be given; {REQUIRED.get(min(missing), 'set it')}")
     plain = OmegaConf.masked_copy(composed, _own_keys(composed))
     resume = run_folder.parse_resume(plain.resume)
     if command == "evaluate":
         if resume.folder is None:
-            raise UserError(f"resume: found {plain.resume}, allowed: <run folder>[@step]; {REQUIRED['resume']}")
+            raise UserError(
+                f"resume: found {plain.resume}, allowed: <run folder>[@step]; name the run to evaluate, as in "
+                "resume=outputs/train/<run id>"
+            )
         plain = _on_top_of(run_folder.load_config(resume.folder), plain, overrides)
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
     assert isinstance(config, Config)

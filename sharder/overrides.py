@@ -16,8 +16,10 @@ from collections.abc import Iterable, Sequence
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import Override
+from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
 
 from sharder.config import Config
 from sharder.errors import UserError
@@ -42,14 +44,16 @@ def schema_keys(schema: type = Config, prefix: str = "") -> dict[str, object]:
 class Vocabulary:
     """All that can be typed: keys of the schema, groups and their options, and Hydra's own keys."""
 
-    def __init__(self, loader: ConfigLoader) -> None:
+    def __init__(self, loader: ConfigLoader, command: str, typed: Sequence[str]) -> None:
         self._loader = loader
+        self._command = command
+        self._search_path = [text for text in typed if text.startswith("hydra.searchpath=")]  # a user's own presets
         self.keys = schema_keys()
         own = [name for name in loader.list_groups("") if name != "hydra" and not name.startswith("_")]
         self.groups = [*own, *(f"hydra/{name}" for name in loader.list_groups("hydra"))]
 
     def options(self, group: str) -> list[str]:
-        return self._loader.get_group_options(group, ObjectType.CONFIG)
+        return self._loader.get_group_options(group, ObjectType.CONFIG, self._command, self._search_path)
 
     def check(self, override: Override) -> None:
         """Raises UserError unless this can be composed. A sweep's values are checked when its points are."""
@@ -119,15 +123,23 @@ class Vocabulary:
 
     def explain(self, error: Exception) -> UserError:
         """One line for what Hydra or OmegaConf refused: a wrong type, or a wrong key inside a file."""
-        cause: BaseException | None = error
-        while cause is not None:
+        chain: list[BaseException] = [error]
+        while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+            chain.append(cause)
+        file = re.match(r"In '([^']+)'", str(error))
+        where = f" (in {file[1]}.yaml)" if file else ""
+        for cause in chain:
             key = str(cause.full_key or "").partition("[")[0] if isinstance(cause, OmegaConfBaseException) else ""
             if isinstance(cause, ConfigKeyError | AttributeError) and key:
-                return self.unknown_key(key)
+                return UserError(f"{self.unknown_key(key)}{where}")
             if key in self.keys:
-                return UserError(f"{key}: {_found(cause)}, allowed: {_in_words(self.keys[key])}")
-            cause = cause.__cause__
-        return UserError(first_line(error))
+                return UserError(f"{key}: {_found(cause)}, allowed: {_in_words(self.keys[key])}{where}")
+        if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+            group, _, option = error.missing_cfg_file.rpartition("/")
+            return UserError(f"{group}: no option {option!r}, allowed: {', '.join(error.options or ())}{where}")
+        if isinstance(error, YAMLError):
+            return UserError(str(error))  # names the file and the line
+        return UserError(f"{first_line(chain[-1])}{where}")
 
 
 def check_hydra_key(override: Override, hydra: DictConfig) -> None:

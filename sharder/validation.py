@@ -35,9 +35,17 @@ AT_LEAST_ONE = (
     *("model.flow_steps", "data.prefetch", "data.decoders", "data.planar_arm.episodes", "data.planar_arm.image_size"),
     *("optimizer.decay_steps", "mesh.batch", "mesh.fsdp", "hardware.count", "hardware.hosts"),
     *("checkpoint.every_steps", "checkpoint.keep", "evaluation.episodes", "evaluation.max_steps", "evaluation.execute"),
+    "evaluation.frames",
 )
 AT_LEAST_ZERO = (
-    *("train.seed", "data.workers", "data.planar_arm.seed", "evaluation.seed", "optimizer.warmup_steps"),
+    *(
+        "train.seed",
+        "data.workers",
+        "data.frame_cache_mib",
+        "data.planar_arm.seed",
+        "evaluation.seed",
+        "optimizer.warmup_steps",
+    ),
     *("optimizer.final_learning_rate", "optimizer.weight_decay", "model.language.lora_rank", "model.action.lora_rank"),
 )
 ABOVE_ZERO = (

@@ -12,17 +12,27 @@ import sharder
 ROOT = Path(sharder.__file__).parent
 LEVELS = [
     {"config", "errors", "validation"},
-    {"model", "data", "parallel", "measure"},
+    {"model", "data", "parallel", "measure", "run_folder"},
     {"training", "predict", "tracking", "supervise"},
-    {"compose", "overrides", "usage", "run_folder", "conf", "worker", "train", "evaluate", "plan", "report", "convert"},
+    {"compose", "overrides", "usage", "conf", "worker", "train", "evaluate", "plan", "report", "convert"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 # Two parts of one level may need each other's nouns, in one direction each.
-ACROSS = {("training", "tracking"), ("compose", "overrides"), ("compose", "usage"), ("compose", "run_folder")}
+ACROSS = {("training", "tracking"), ("compose", "overrides"), ("compose", "usage")}
 ACROSS |= {("validation", "config"), ("validation", "errors")}
 ACROSS |= {(command, "compose") for command in ("train", "evaluate", "plan", "report", "convert")}
-ACROSS |= {("worker", "run_folder")}
-WITHOUT_JAX = ["config", "errors", "validation", "data", "supervise", "compose", "overrides", "run_folder", "usage", "train"]
+WITHOUT_JAX = [
+    "config",
+    "errors",
+    "validation",
+    "data",
+    "supervise",
+    "compose",
+    "overrides",
+    "run_folder",
+    "usage",
+    "train",
+]
 
 
 def part_of(path: Path) -> str:
@@ -66,7 +76,11 @@ def test_imports_go_one_way(path: Path) -> None:
 
 
 def test_model_knows_only_the_config() -> None:
-    outside = {name for path in (ROOT / "model").rglob("*.py") for name in imports(path)} - {"model", "config", "errors"}
+    outside = {name for path in (ROOT / "model").rglob("*.py") for name in imports(path)} - {
+        "model",
+        "config",
+        "errors",
+    }
     assert outside == set()
 
 
@@ -82,7 +96,10 @@ def modules(part: str) -> list[str]:
     folder = ROOT / part
     if not folder.is_dir():
         return [f"sharder.{part}"]
-    return [f"sharder.{part}", *(f"sharder.{part}.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__")]
+    return [
+        f"sharder.{part}",
+        *(f"sharder.{part}.{path.stem}" for path in folder.glob("*.py") if path.stem != "__init__"),
+    ]
 
 
 def test_control_plane_and_data_never_import_jax() -> None:
