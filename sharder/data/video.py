@@ -36,7 +36,7 @@ class Decoder:
         self._last = -1  # number of the frame decoded last
         try:
             self._open()
-        except (av.FFmpegError, OSError, IndexError) as error:
+        except (av.FFmpegError, OSError, ValueError, IndexError) as error:
             raise VideoError(f"{path} cannot be opened ({error})") from None
 
     @property
@@ -63,6 +63,8 @@ class Decoder:
     def _open(self) -> None:
         self._container = av.open(str(self.path))
         self._stream = self._container.streams.video[0]
+        if not self._stream.codec_context:
+            raise ValueError("this PyAV has no decoder for its codec")
         # Workers decode many files at once, so threads inside a decoder would only compete and cost memory.
         self._stream.codec_context.thread_count = 1
         self._frames: Iterator[av.VideoFrame] = self._container.decode(self._stream)

@@ -168,11 +168,20 @@ def test_rows_may_lie_in_any_order(toy, tmp_path):
     np.testing.assert_array_equal(open_recording(root).states, np.concatenate(toy.states))
 
 
+def test_episodes_in_several_folders(toy, roots, tmp_path, monkeypatch):
+    monkeypatch.setattr(toy, "per_chunk", 2)
+    recording = open_recording(toy.write(tmp_path / "set", "v2.1"))
+    one_folder = open_recording(roots["v2.1"])
+    assert recording.fingerprint == one_folder.fingerprint
+    assert sample(recording, 30) == sample(one_folder, 30)
+
+
 def test_the_task_can_change_within_an_episode(tmp_path):
     toy = Toy()
-    toy.task_numbers[0][4:] = 1
+    toy.task_numbers[0][:4] = 1
     recording = open_recording(toy.write(tmp_path / "set", "v2.1"))
-    assert [recording.task_of(i) for i in (3, 4)] == ["push the cube", "öffne die Tür"]
+    assert [recording.task_of(i) for i in (3, 4)] == ["öffne die Tür", "push the cube"]
+    assert recording.tasks == ["öffne die Tür", "push the cube"]  # in order of first use
 
 
 def test_the_second_opening_reads_only_the_cache(roots, cache, monkeypatch):
@@ -180,6 +189,14 @@ def test_the_second_opening_reads_only_the_cache(roots, cache, monkeypatch):
     monkeypatch.setattr(lerobot, "write_table", lambda *_: pytest.fail("built again"))
     assert open_recording(roots["v3.0"]).fingerprint == first.fingerprint
     assert len(list(cache.iterdir())) == 1
+
+
+def test_a_file_of_another_time_is_read_again(toy, tmp_path, cache):
+    root = toy.write(tmp_path / "set", "v2.1")
+    open_recording(root)
+    os.utime(root / f"videos/chunk-000/{WRIST}/episode_000002.mp4", (0, 0))
+    open_recording(root)
+    assert len(list(cache.iterdir())) == 2
 
 
 def test_a_changed_file_is_read_again(toy, tmp_path):

@@ -70,7 +70,7 @@ def test_frames_of_episodes_no_longer_listed_are_skipped(tmp_path):
 def test_episodes_may_lie_in_another_order_in_the_file(tmp_path):
     toy = Toy(lengths=[3, 3, 3], cameras={TOP: "video"})
     root = toy.write(tmp_path / "set", "v3.0")
-    change(root / EPISODES, **{FROM: [0.2, 0.0, 0.1]})
+    change(root / EPISODES, **{FROM: [3.2, 3.0, 3.1]})  # and by another clock
     assert numbers(open_recording(root)) == [6, 7, 8, 0, 1, 2, 3, 4, 5]
 
 
@@ -107,6 +107,14 @@ def test_codecs(tmp_path, version, codec, options):
     assert numbers(open_recording(root)) == list(range(96))
 
 
+def test_a_codec_that_nobody_knows(tmp_path):
+    root = Toy(lengths=[5], cameras={TOP: "video"}).write(tmp_path / "set", "v2.1")
+    file = root / f"videos/chunk-000/{TOP}/episode_000000.mp4"
+    file.write_bytes(file.read_bytes().replace(b"avc1", b"what"))
+    with pytest.raises(UserError, match=f"frame 0 of camera {TOP}: .*episode_000000.mp4 cannot be opened .*no decoder"):
+        open_recording(root)
+
+
 def test_a_video_that_is_too_short_names_episode_camera_and_counts(tmp_path):
     toy = Toy(cameras={TOP: "video"})
     root = toy.write(tmp_path / "set", "v2.1")
@@ -124,11 +132,13 @@ def test_a_video_cut_off_after_its_header(tmp_path):
     file = root / f"videos/chunk-000/{TOP}/episode_000000.mp4"
     write_video(file, range(30), options={"g": "1"}, container_options={"movflags": "faststart"})
     assert numbers(open_recording(root)) == list(range(30))
+    with av.open(str(file)) as container:
+        ends = [packet.pos + packet.size for packet in container.demux(video=0) if packet.size]
+    whole = sum(end <= file.stat().st_size - 300 for end in ends)  # the one that is cut does not count
+    assert whole not in (0, 30) and file.stat().st_size - 300 not in ends
     os.truncate(file, file.stat().st_size - 300)
-    with pytest.raises(
-        UserError,
-        match=f"episode 0 of camera {TOP} needs 30 frames from 0.000 s on, and .. were found .*.. in the whole file",
-    ):
+    needed = f"episode 0 of camera {TOP} needs 30 frames from 0.000 s on"
+    with pytest.raises(UserError, match=f"{needed}, and {whole} were found"):
         open_recording(root)
 
 

@@ -86,10 +86,12 @@ class Toy:
     tasks: list[str] = field(default_factory=lambda: ["push the cube", "öffne die Tür"])
     codec: str = "libx264"
     options: dict[str, str] = field(default_factory=dict)
+    per_chunk: int = 1000  # episodes in a folder of v2.1
     per_file: int = 3  # episodes in a file of v3.0
     late_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self._encoded: dict[tuple[int, int], bytes] = {}  # of each camera and episode
         random = np.random.default_rng(0)
         self.states = [random.normal(size=(length, 3)).astype(np.float32) for length in self.lengths]
         self.actions = [random.normal(size=(length, 2)).astype(np.float32) for length in self.lengths]
@@ -145,7 +147,12 @@ class Toy:
             "total_frames": sum(self.lengths),
             "total_tasks": len(self.tasks),
         }
-        info = {"codebase_version": version, "fps": self.fps, "chunks_size": 1000, "features": self.features()}
+        info = {
+            "codebase_version": version,
+            "fps": self.fps,
+            "chunks_size": self.per_chunk,
+            "features": self.features(),
+        }
         (meta / "info.json").write_text(json.dumps({**info, **totals, **paths}))
         (self._write_v30 if v30 else self._write_v21)(root)
         return root
@@ -154,10 +161,11 @@ class Toy:
         episodes, tasks = [], []
         for e, length in enumerate(self.lengths):
             episodes.append({"episode_index": e, "tasks": [self.tasks[e % len(self.tasks)]], "length": length})
-            save(root / f"data/chunk-000/episode_{e:06d}.parquet", self.rows(e))
+            save(root / f"data/chunk-{e // self.per_chunk:03d}/episode_{e:06d}.parquet", self.rows(e))
             for number, (key, kind) in enumerate(self.cameras.items()):
                 if kind == "video":
-                    self._episode_video(root / f"videos/chunk-000/{key}/episode_{e:06d}.mp4", number, e)
+                    folder = root / f"videos/chunk-{e // self.per_chunk:03d}" / key
+                    self._episode_video(folder / f"episode_{e:06d}.mp4", number, e)
         tasks = [{"task_index": number, "task": text} for number, text in enumerate(self.tasks)]
         for name, records in (("episodes", episodes), ("tasks", tasks)):
             (root / f"meta/{name}.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
@@ -192,8 +200,13 @@ class Toy:
         save(root / "meta/tasks.parquet", pa.table(texts))
 
     def _episode_video(self, path: Path, camera: int, episode: int) -> None:
-        pictures = [self.number(camera, episode, frame) for frame in range(self.lengths[episode])]
-        write_video(path, pictures, self.rate, self.codec, self.options)
+        """Encoded once for all the sets that are written: x264 does not always give the same bytes twice."""
+        if (camera, episode) not in self._encoded:
+            numbers = [self.number(camera, episode, frame) for frame in range(self.lengths[episode])]
+            write_video(path, numbers, self.rate, self.codec, self.options)
+            self._encoded[camera, episode] = path.read_bytes()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(self._encoded[camera, episode])
 
 
 def png(number: int) -> bytes:
