@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from sharder.data.files import read_columns, reading
+from sharder.data.files import mapped, read_columns, reading
 from sharder.data.frame_table import DataFile, episode_rows, numbers
 from sharder.data.video import VideoError
 from sharder.errors import UserError
@@ -28,8 +28,8 @@ from sharder.errors import UserError
 class ImageCamera:
     def __init__(self, folder: Path, name: str):
         self._images = np.memmap(folder / f"{name}.images", np.uint8, mode="r")
-        self._start = np.load(folder / f"{name}.start.npy", mmap_mode="r")
-        self._size = np.load(folder / f"{name}.size.npy", mmap_mode="r")
+        self._start = mapped(folder / f"{name}.start.npy")
+        self._size = mapped(folder / f"{name}.size.npy")
 
     def image(self, row: int) -> np.ndarray:
         encoded = self._images[self._start[row] : self._start[row] + self._size[row]].tobytes()

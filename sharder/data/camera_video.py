@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from sharder.data.episodes import Episode
+from sharder.data.files import mapped
 from sharder.data.video import DecoderPool, Frame
 from sharder.data.video_index import index_video, place_episodes
 
@@ -27,7 +28,7 @@ class VideoCamera:
         self._files = [Path(file) for file in files]
         self._pool = pool
         self._frame, self._first, self._pts, self._seek, self._key = (
-            np.load(folder / f"{name}.{array}.npy", mmap_mode="r") for array in ("frame", "first", "pts", "seek", "key")
+            mapped(folder / f"{name}.{array}.npy") for array in ("frame", "first", "pts", "seek", "key")
         )
 
     def image(self, row: int) -> np.ndarray:

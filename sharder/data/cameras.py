@@ -1,4 +1,4 @@
-"""Which of a recording's cameras is which of the model's."""
+"""Which of a recording's cameras is which of the model's: as data.cameras says, or guessed from their names."""
 
 from __future__ import annotations
 

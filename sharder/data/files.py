@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -46,6 +47,11 @@ def read_columns(path: Path, columns: Sequence[str]) -> pa.Table:
         if missing:
             raise UserError(f"{path} has no column {', '.join(missing)}; its columns are {', '.join(present)}")
         return file.read(columns=list(columns), use_threads=False)
+
+
+def mapped(path: Path) -> np.ndarray:
+    """A .npy file mapped into memory, read-only; as a plain array, which is indexed faster than numpy's memmap."""
+    return np.asarray(np.load(path, mmap_mode="r"))
 
 
 def entry(record: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:

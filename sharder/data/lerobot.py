@@ -22,6 +22,7 @@ from sharder.data.camera_images import ImageCamera, write_image_camera
 from sharder.data.camera_video import VideoCamera, write_video_camera
 from sharder.data.cameras import choose_cameras
 from sharder.data.episodes import Episode, Layout, check_layout, select
+from sharder.data.files import mapped
 from sharder.data.frame_table import INDEX_COLUMNS, data_files, write_frame_table
 from sharder.data.info import Feature, Info, read_info
 from sharder.data.video import DecoderPool, VideoError
@@ -79,10 +80,10 @@ class Recording:
         self.state_names: list[str] = said["state_names"]
         self.action_names: list[str] = said["action_names"]
         self.tasks: list[str] = said["tasks"]
-        self.states = np.load(table / "states.npy", mmap_mode="r")
-        self.actions = np.load(table / "actions.npy", mmap_mode="r")
-        self.episode_of = np.load(table / "episode.npy", mmap_mode="r")
-        self._task = np.load(table / "task.npy", mmap_mode="r")
+        self.states = mapped(table / "states.npy")
+        self.actions = mapped(table / "actions.npy")
+        self.episode_of = mapped(table / "episode.npy")
+        self._task = mapped(table / "task.npy")
         self._bounds = np.array(said["bounds"], np.int64)  # first row of each episode, and the number of rows
         pool = DecoderPool(decoders)
         self._cameras: dict[str, VideoCamera | ImageCamera] = {
@@ -115,7 +116,7 @@ class Recording:
     def action_chunk(self, i: int, horizon: int) -> np.ndarray:
         """float32 [horizon, A]: the actions from row i on, the episode's last repeated past its end."""
         _, past_last = self.episode_bounds(i)
-        return np.asarray(self.actions[np.minimum(np.arange(i, i + horizon), past_last - 1)])
+        return self.actions[np.minimum(np.arange(i, i + horizon), past_last - 1)]
 
     def image(self, i: int, camera: str) -> np.ndarray:
         """uint8 [h, w, 3] RGB of a model camera."""
@@ -175,10 +176,10 @@ def write_table(
     rows = {e.number: slice(*b) for e, b in zip(selected, pairwise(bounds.tolist()), strict=True)}
     files = data_files(layout.episodes, selected)
     tasks = write_frame_table(folder, files, int(bounds[-1]), state, action, layout.tasks)
-    timestamps = np.load(folder / "timestamp.npy", mmap_mode="r")
+    timestamps = mapped(folder / "timestamp.npy")
     fingerprint = hashlib.sha256(json.dumps([info.fps, state.key, action.key, tasks, dict(cameras)]).encode())
     for array in ("states", "actions", "episode", "task"):
-        fingerprint.update(np.load(folder / f"{array}.npy", mmap_mode="r").data)
+        fingerprint.update(mapped(folder / f"{array}.npy").data)
     video_files: dict[str, list[str] | None] = {}
     for name, key in cameras.items():
         if info.features[key].dtype == "video":
