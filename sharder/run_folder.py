@@ -20,6 +20,7 @@ import platform
 import re
 import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +33,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from sharder import __version__
 from sharder.config import Config
 from sharder.errors import UserError
 
@@ -45,7 +47,7 @@ VERSIONS_OF = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "a
 @dataclass(frozen=True)
 class Resume:
     kind: str  # auto | never | folder
-    folder: Path | None = None
+    folder: Path | None = None  # absolute
     step: int | None = None  # None: the newest
 
 
@@ -65,7 +67,7 @@ def parse_resume(text: str) -> Resume:
     name, at, step = text.rpartition("@") if re.search(r"@[^/]*$", text) else (text, "", "")
     if at and not step.isdecimal():
         raise UserError(f"resume: found {text!r}, allowed after @: the number of a step; write resume={name}@<step>")
-    folder = Path(name or ".")
+    folder = Path(name or ".").absolute()  # Orbax takes no other
     if not at and folder.name.isdecimal() and folder.parent.name == "checkpoints":
         return Resume("folder", folder.parent.parent, int(folder.name))
     return Resume("folder", folder, int(step) if at else None)
@@ -237,7 +239,8 @@ def load_config(path: Path) -> Config:
 def environment(extra: Mapping[str, Any]) -> dict[str, Any]:
     """What environment.json says: versions, machine, and in `extra` what only a worker knows (devices ...)."""
     return {
-        "sharder": _version("sharder"),
+        "sharder": __version__,
+        "git_commit": _git_commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node(),
@@ -249,6 +252,19 @@ def environment(extra: Mapping[str, Any]) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **extra,
     }
+
+
+def _git_commit() -> str | None:
+    """Of the checkout this runs from, with -dirty when it is not quite that; None for an installed wheel."""
+    checkout = Path(__file__).parent.parent
+    if not (checkout / ".git").exists():
+        return None
+    describe = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(describe, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
 
 
 def _version(distribution: str) -> str | None:

@@ -1,7 +1,7 @@
 """W&B, in a process of its own: whatever it does, it cannot delay a step, end the training or keep it from ending.
 
 Rows go through a pipe that is never waited for. A child that fails is reported once and forgotten; one that does not
-finish in time is killed. What it printed is in wandb.log of the run folder.
+finish in time is killed. What it printed is in wandb/sharder.log of the run folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WandbSink:
         self._warn = warn
         self._limits = limits or Limits()
         self._backlog = bytearray()
-        self._log = folder / "wandb.log"
+        self._log = folder / "wandb" / "sharder.log"
         self._child: subprocess.Popen[bytes] | None = None
         about = {
             "project": config.tracking.project,
@@ -51,6 +51,7 @@ class WandbSink:
             "init_timeout_s": self._limits.init_s,
         }
         try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
             with open(self._log, "ab") as log:
                 self._child = subprocess.Popen(
                     [sys.executable, "-m", "sharder.tracking.wandb_child"],

@@ -94,7 +94,7 @@ def test_a_failing_child_is_one_warning(tmp_path: Path, monkeypatch: pytest.Monk
     sink.close()
     (warning,) = warnings
     assert warning.startswith("W&B is off for the rest of this run (")
-    assert str(folder / "wandb.log") in warning
+    assert str(folder / "wandb" / "sharder.log") in warning
 
 
 def test_a_child_that_cannot_start_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
