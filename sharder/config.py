@@ -85,7 +85,7 @@ class AugmentConfig:
 @dataclass
 class PlanarArmConfig:
     episodes: int = 400
-    image_size: int = 64  # pixels
+    image_size: int = 32  # pixels
     seed: int = 0
 
 
@@ -113,7 +113,7 @@ class DataConfig:
     episodes: list[int] | None = None  # null: all
     normalization: str = "auto"  # auto (pi0: mean_std, pi05: quantiles) | mean_std | quantiles | none
     normalization_file: str | None = None  # openpi's norm_stats.json
-    min_range: float = 1e-2  # floor of a dimension's std or quantile range, in the recording's own unit
+    min_range: float = 1e-2  # floor of a dimension's range (q99 - q01, or 4.65 std), in the recording's own unit
     tokenizer: str = "bytes"  # bytes, or the path of a SentencePiece model
     workers: int = 1  # processes that decode; 0: a thread of the training process
     prefetch: int = 4  # batches made ahead

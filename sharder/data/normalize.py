@@ -7,7 +7,8 @@ quantiles   2 (x - q01) / (q99 - q01 + 1e-6) - 1       pi0.5: 98% of the values 
 none        x
 
 A dimension that hardly moves would be blown up by its own tiny range (a range of 0.001 sends a value one unit away
-to 2000). `min_range` is put in place of any smaller std or quantile range, about the same centre.
+to 2000). `min_range` is put in place of any smaller quantile range, about the same centre, and the std of a normal
+distribution with that range in place of any smaller std.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 MODES = ("mean_std", "quantiles", "none")
 EPSILON = 1e-6
 CHUNK_ROWS = 65_536  # rows held in float64 at a time
+RANGE_OF_STD = 4.65  # a normal distribution's q99 - q01, in its std
 LARGE = 10.0  # a normalised value beyond this is worth a warning
 
 
@@ -79,8 +81,9 @@ def scaling(stats: FieldStats, mode: str, min_range: float = 0.0) -> Scaling:
     if mode == "none":
         return Scaling(np.zeros(stats.dims), np.ones(stats.dims), 0.0, np.zeros(stats.dims, bool))
     if mode == "mean_std":
-        floored = stats.std < min_range
-        return Scaling(stats.mean, np.where(floored, min_range, stats.std) + EPSILON, 0.0, floored)
+        floor = min_range / RANGE_OF_STD
+        floored = stats.std < floor
+        return Scaling(stats.mean, np.where(floored, floor, stats.std) + EPSILON, 0.0, floored)
     if mode != "quantiles":
         raise ValueError(f"unknown mode {mode}")
     if stats.q01 is None or stats.q99 is None:
@@ -162,10 +165,10 @@ def report(stats: Normalization, recording: Any, mode: str, min_range: float) ->
         extremes += [(float(size), f"{field} {name}") for size, name in zip(magnitude, names, strict=True)]
     largest, largest_name = max(extremes)
     if floored:
-        what = "std" if mode == "mean_std" else "range between its 1% and 99% quantiles"
+        what = f"{RANGE_OF_STD:g} std" if mode == "mean_std" else "range between the 1% and 99% quantiles"
         log.warning(
             f"{len(floored)} nearly constant dimension(s), whose {what} is below data.min_range={min_range:g}, "
-            f"are scaled by {min_range:g} instead: {', '.join(floored)}"
+            f"are scaled as if it were {min_range:g}: {', '.join(floored)}"
         )
     level = logging.WARNING if largest > LARGE else logging.INFO
     log.log(level, f"largest normalised value of the set ({mode}): {largest:.3g}, in {largest_name}")

@@ -70,19 +70,18 @@ def train(config: Config, folder: Path, data: Dataset) -> None:
     with loader, open_tracker(config, folder, first_step) as tracker:
         if config.evaluation.at_start and first_step == 0:
             _evaluate(sampler, state.best_weights, config, tracker, first_step, "before training")
-        waiting: tuple[int, Metrics] | None = None  # the previous step's metrics, read once the next step is under way
+        under_way: tuple[int, Metrics] | None = None  # a dispatched step, waited for once the next one is dispatched too
         for step in range(first_step, steps):
             batch = clock.waiting_for_data(lambda: next(loader))
             state, metrics = train_step(state, on_devices(batch, example))
-            if waiting is not None:
-                _finish_step(*waiting, config, clock, tracker, source.batches_per_epoch)
-            waiting = (step, metrics)
+            _finish_step(under_way, config, clock, tracker, source.batches_per_epoch)
+            under_way = (step, metrics)
             if (step + 1) % config.checkpoint.every_steps == 0 or step + 1 == steps:
+                _finish_step(under_way, config, clock, tracker, source.batches_per_epoch)
+                under_way = None
                 with clock.paused():
                     saved = about(config, data.normalization, cameras, data.recording.fingerprint, step + 1)
                     checkpoints.save(state, step + 1, saved)
-        if waiting is not None:
-            _finish_step(*waiting, config, clock, tracker, source.batches_per_epoch)
         checkpoints.close()  # the last one is on disk before anything is said of it
         if config.evaluation.at_end:
             _evaluate(sampler, state.best_weights, config, tracker, steps, "after training")
@@ -123,9 +122,12 @@ def _compile(config: Config, execution: Execution, state: TrainState, batch: Bat
 
 
 def _finish_step(
-    step: int, metrics: Metrics, config: Config, clock: Clock, tracker: Tracker, batches_per_epoch: int
+    under_way: tuple[int, Metrics] | None, config: Config, clock: Clock, tracker: Tracker, batches_per_epoch: int
 ) -> None:
     """Waits for a dispatched step, so that at most two are under way, and logs it if it is one to log."""
+    if under_way is None:
+        return
+    step, metrics = under_way
     jax.block_until_ready(metrics)
     clock.step_done()
     done = step + 1
