@@ -212,7 +212,7 @@ class _Composer:
 
 
 def _read(command: str, composed: DictConfig, overrides: Sequence[str]) -> Config:
-    """The typed, checked config of a composition; evaluate's stands on the config of the run it evaluates."""
+    """The typed, checked config of a composition; evaluate's stands on the config saved in the checkpoint."""
     plain = OmegaConf.masked_copy(composed, _own_keys(composed))
     resume = run_folder.parse_resume(plain.resume)
     if command == "evaluate":
@@ -221,7 +221,7 @@ def _read(command: str, composed: DictConfig, overrides: Sequence[str]) -> Confi
                 f"resume: found {plain.resume}, allowed: <run folder>[@step]; name the run to evaluate, as in "
                 "resume=outputs/train/<run id>"
             )
-        plain = _on_top_of(run_folder.load_config(resume.folder), plain, overrides)
+        plain = _on_top_of(run_folder.saved_config(resume), plain, overrides)
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
     assert isinstance(config, Config)
     validate(config)

@@ -60,9 +60,9 @@ class ModelConfig:
     action: ExpertConfig = field(default_factory=ExpertConfig)
     vocabulary: int = 257152
     image_size: int = 224  # pixels
-    action_dim: int = 32
+    action_dim: int = 32  # 0: as many as the data has
     horizon: int = 50  # actions a chunk
-    prompt_tokens: int = 48
+    prompt_tokens: int = 48  # 0: as many as the data's longest prompt needs
     weight_dtype: str = "float32"  # float32 | bfloat16
     compute_dtype: str = "bfloat16"  # float32 | bfloat16
     freeze: list[str] = field(default_factory=list)  # prefixes of weight paths that are not trained (LoRA always is)
@@ -180,7 +180,7 @@ class EvaluationConfig:
 class ChoiceConfig:
     """A group whose option is one word (attn, remat, layout ...)."""
 
-    name: str = "naive"
+    name: str
 
 
 @dataclass
@@ -191,13 +191,13 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
-    attn: ChoiceConfig = field(default_factory=ChoiceConfig)
-    remat: ChoiceConfig = field(default_factory=ChoiceConfig)
+    attn: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("naive"))
+    remat: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("none"))
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    launch: ChoiceConfig = field(default_factory=ChoiceConfig)
-    profile: ChoiceConfig = field(default_factory=ChoiceConfig)
+    launch: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("inline"))
+    profile: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("off"))
     resume: str = "auto"
     experiment: Any = None

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -39,6 +40,7 @@ from sharder.errors import UserError
 
 CONFIG = Path(".hydra/config.yaml")
 OVERRIDES = Path(".hydra/overrides.yaml")
+ABOUT = Path("about/metadata")  # in a checkpoint: JSON, written by training/checkpoint.py
 LONGEST_ID = 120  # characters; file systems allow 255 bytes a name
 NOT_IN_ID = ("run.", "resume")  # overrides that say where a run goes or starts from, not what it is
 VERSIONS_OF = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "av", "pyarrow", "hydra-core")
@@ -232,6 +234,24 @@ def load_config(path: Path) -> Config:
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{file}: key {error.full_key} does not fit this version of sharder ({reason})") from error
+    assert isinstance(config, Config)
+    return config
+
+
+def saved_config(resume: Resume) -> Config:
+    """The config a checkpoint was saved with, from the checkpoint alone: its run folder may have changed since."""
+    assert resume.folder is not None
+    check_resume(resume, resume.folder)
+    step = resume.step if resume.step is not None else checkpoint_steps(resume.folder)[-1]
+    about = resume.folder / "checkpoints" / str(step) / ABOUT
+    try:
+        saved = json.loads(about.read_text())["config"]
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), saved))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"resume: {about} cannot be read ({error}); choose another step or run folder") from error
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{about}: key {error.full_key} does not fit this version of sharder ({reason})") from error
     assert isinstance(config, Config)
     return config
 

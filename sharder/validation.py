@@ -31,21 +31,15 @@ AT_LEAST_ONE = (
     *("train.steps", "train.batch_size", "train.accumulation", "train.log_every"),
     *(f"model.vision.{name}" for name in ("width", "depth", "mlp_dim", "heads", "patch")),
     *(f"model.{expert}.{name}" for expert in ("language", "action") for name in EXPERT_WIDTHS),
-    *("model.vocabulary", "model.image_size", "model.action_dim", "model.horizon", "model.prompt_tokens"),
+    *("model.vocabulary", "model.image_size", "model.horizon"),
     *("model.flow_steps", "data.prefetch", "data.decoders", "data.planar_arm.episodes", "data.planar_arm.image_size"),
     *("optimizer.decay_steps", "mesh.batch", "mesh.fsdp", "hardware.count", "hardware.hosts"),
     *("checkpoint.every_steps", "checkpoint.keep", "evaluation.episodes", "evaluation.max_steps", "evaluation.execute"),
     "evaluation.frames",
 )
 AT_LEAST_ZERO = (
-    *(
-        "train.seed",
-        "data.workers",
-        "data.frame_cache_mib",
-        "data.planar_arm.seed",
-        "evaluation.seed",
-        "optimizer.warmup_steps",
-    ),
+    *("model.action_dim", "model.prompt_tokens", "train.seed", "data.workers", "data.frame_cache_mib"),
+    *("data.planar_arm.seed", "evaluation.seed", "optimizer.warmup_steps"),
     *("optimizer.final_learning_rate", "optimizer.weight_decay", "model.language.lora_rank", "model.action.lora_rank"),
 )
 ABOVE_ZERO = (

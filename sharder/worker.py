@@ -21,13 +21,12 @@ def train(folder: Path) -> None:
     from sharder.data.dataset import open_dataset
     from sharder.run_folder import load_config
 
-    config = load_config(folder)
-    data = open_dataset(config)
+    data = open_dataset(load_config(folder))
 
     from sharder.training import loop
 
     loop.use_compilation_cache()
-    loop.train(config, folder, data)
+    loop.train(data, folder)
 
 
 def evaluate(folder: Path) -> None:

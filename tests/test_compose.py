@@ -1,5 +1,6 @@
 """Command lines: what they compose to, what they refuse, and what they start."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -200,8 +201,9 @@ sys.exit(main("train", functools.partial(workers.run_inline, "train")))
 
 def test_evaluate_takes_the_run_it_evaluates_and_what_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
     trained = composed("run.id=x", "model=pi0_micro", "data.state=s", "train.seed=5", "evaluation.execute=2")
-    run_folder.claim(trained, []).release()
-    Path("outputs/train/x/checkpoints/10").mkdir(parents=True)
+    about = Path("outputs/train/x/checkpoints/10/about/metadata")
+    about.parent.mkdir(parents=True)
+    about.write_text(json.dumps({"config": dataclasses.asdict(trained)}))
     config = composed(
         "resume=outputs/train/x", "evaluation.execute=3", "data.workers=0", "model.flow_steps=4", command="evaluate"
     )

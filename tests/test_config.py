@@ -49,7 +49,7 @@ REFUSED = [
     ({"model__action__head_dim": 15, "model__language__head_dim": 15}, "model.language.head_dim", "found 15", "even"),
     ({"model__action__width": 1023}, "model.action.width", "found 1023", "an even number"),
     ({"model__horizon": 0}, "model.horizon", "found 0", "1 or more"),
-    ({"model__prompt_tokens": 0}, "model.prompt_tokens", "found 0", "1 or more"),
+    ({"model__prompt_tokens": -1}, "model.prompt_tokens", "found -1", "0 or more"),
     ({"model__language__lora_alpha": 0.0}, "model.language.lora_alpha", "found 0.0", "above 0"),
     ({"model__weights": "/nowhere"}, "model.weights", "found '/nowhere'", "a checkpoint, or null"),
     ({"model__vocabulary": 100}, "model.vocabulary", "found 100", "258 or more"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from sharder.config import Config
+from sharder.config import Config, ModelConfig
 from sharder.data.lerobot import Recording, open_recording
 from sharder.data.norm_stats import normalization_of
 from sharder.data.normalize import Normalization, report, resolve_mode
@@ -20,19 +21,25 @@ from sharder.errors import UserError
 log = logging.getLogger(__name__)
 
 
+UNBOUNDED = 2**31  # tokens: a budget that no prompt exceeds
+TOKENS_STEP = 8  # a prompt budget taken from the data is a multiple of this
+
+
 @dataclass(frozen=True)
 class Dataset:
+    config: Config  # with what the data decides filled in: model.action_dim and model.prompt_tokens
     recording: Recording
     normalization: Normalization
     transform: ExampleTransform
 
-    def source(self, config: Config) -> BatchSource:
+    def source(self) -> BatchSource:
+        train = self.config.train
         return BatchSource(
             self.recording,
             self.transform,
-            seed=config.train.seed,
-            batch_size=config.train.batch_size,
-            frame_cache_mib=config.data.frame_cache_mib,
+            seed=train.seed,
+            batch_size=train.batch_size,
+            frame_cache_mib=self.config.data.frame_cache_mib,
         )
 
 
@@ -61,13 +68,25 @@ def open_dataset(config: Config, normalization: Normalization | None = None) -> 
     mode = resolve_mode(data.normalization, config.model.variant)
     if normalization is None:
         normalization = normalization_of(recording, data.normalization_file, mode)
-    transform = ExampleTransform(config.model, data, normalization, make_tokenizer(data.tokenizer))
     _tell_cameras(recording, config)
     report(normalization, recording, mode, data.min_range)
-    most = transform.check_prompts(recording)
-    log.info(f"prompts: at most {most} of model.prompt_tokens={config.model.prompt_tokens} tokens")
+    model, transform = _fit(config, recording, normalization)
     batches_per_epoch(len(recording), config.train.batch_size)
-    return Dataset(recording, normalization, transform)
+    return Dataset(dataclasses.replace(config, model=model), recording, normalization, transform)
+
+
+def _fit(
+    config: Config, recording: Recording, normalization: Normalization
+) -> tuple[ModelConfig, ExampleTransform]:
+    """The model's sizes that were left to the data (0), filled in, and the transform to them."""
+    tokenizer = make_tokenizer(config.data.tokenizer)
+    dims = config.model.action_dim or max(recording.state_dim, recording.action_dim)
+    model = dataclasses.replace(config.model, action_dim=dims)
+    bounded = dataclasses.replace(model, prompt_tokens=model.prompt_tokens or UNBOUNDED)
+    most = ExampleTransform(bounded, config.data, normalization, tokenizer).check_prompts(recording)
+    model.prompt_tokens = model.prompt_tokens or -(-most // TOKENS_STEP) * TOKENS_STEP
+    log.info(f"prompts: at most {most} of model.prompt_tokens={model.prompt_tokens} tokens; action_dim {dims}")
+    return model, ExampleTransform(model, config.data, normalization, tokenizer)
 
 
 def _tell_cameras(recording: Recording, config: Config) -> None:

@@ -34,7 +34,8 @@ from sharder.model.weight import Weights
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, folder: Path, data: Dataset) -> None:
+def train(data: Dataset, folder: Path) -> None:
+    config = data.config
     mesh = make_mesh(config.mesh)
     cameras = tuple(data.recording.cameras)
     target = placed(abstract_state(config), replicated(mesh))
@@ -57,7 +58,7 @@ def train(config: Config, folder: Path, data: Dataset) -> None:
     example = placed(abstract_batch(config, cameras), batch_split(mesh))
     train_step = _compile(config, execution, target, example)
     sampler = Sampler(config, data.transform, cameras, execution)
-    source = data.source(config)
+    source = data.source()
     loader = Loader(
         source,
         first_step=first_step,

@@ -101,7 +101,7 @@ def make_train_step(config: Config, execution: Execution) -> Callable[[TrainStat
                 ema = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, state.ema, trainable)
         metrics = {
             "loss": loss,
-            "grad_norm": optax.global_norm(gradients),
+            "grad_norm": optax.tree.norm(gradients),
             "learning_rate": learning_rate(state.step),
         }
         return TrainState(state.step + 1, trainable, state.frozen, optimizer_state, ema), metrics
