@@ -72,7 +72,10 @@ class Job:
             return Finished(EXIT_USER_ERROR, " ".join(overrides))
         try:
             print(f"run folder: {folder.path}", flush=True)
-            return Finished(self.handover(folder.path, config, folder.lock), str(folder.path))
+            code = self.handover(folder.path, config, folder.lock)
+            if code == EXIT_USER_ERROR:
+                folder.undo()
+            return Finished(code, str(folder.path))
         finally:
             folder.release()
 

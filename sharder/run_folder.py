@@ -57,6 +57,14 @@ class Resume:
 class RunFolder:
     path: Path
     lock: int  # open file: the folder is ours until every copy of it is closed
+    before: dict[Path, str] | None  # what an earlier attempt's config files said; None: the folder is new
+
+    def undo(self) -> None:
+        """As if this attempt had never been: for one that was refused."""
+        if self.before is None:
+            shutil.rmtree(self.path, ignore_errors=True)
+        for name, text in (self.before or {}).items():
+            write_atomically(self.path / name, text)
 
     def release(self) -> None:
         os.close(self.lock)
@@ -147,7 +155,9 @@ def claim(config: Config, overrides: Sequence[str]) -> RunFolder:
     try:
         claimed = None if folder.is_dir() else _create(folder, config, overrides)
         if claimed is None:  # there before, or made by another run just now
-            claimed = RunFolder(folder, _lock(folder))
+            lock = _lock(folder)
+            before = {name: (folder / name).read_text() for name in (CONFIG, OVERRIDES) if (folder / name).is_file()}
+            claimed = RunFolder(folder, lock, before)
             _write(folder, config, overrides)
     except OSError as error:
         raise _unwritable(config, folder, error.strerror or str(error)) from error
@@ -169,7 +179,7 @@ def _create(folder: Path, config: Config, overrides: Sequence[str]) -> RunFolder
             if folder.is_dir():
                 return None
             raise
-        return RunFolder(folder, lock)
+        return RunFolder(folder, lock, before=None)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 

@@ -50,6 +50,8 @@ class Terminal:
             self._print_plain()
 
     def message(self, text: str) -> None:
+        if self._unprinted is not None:
+            self._print_plain()
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -60,5 +62,6 @@ class Terminal:
 
     def _print_plain(self) -> None:
         assert self._unprinted is not None
-        self.message(self._unprinted)
-        self._printed_at, self._unprinted = self._clock(), None
+        line, self._unprinted = self._unprinted, None
+        self._printed_at = self._clock()
+        self.message(line)

@@ -73,6 +73,9 @@ def train(data: Dataset, folder: Path) -> None:
             _evaluate(sampler, state.best_weights, config, tracker, first_step, "before training")
         under_way: tuple[int, Metrics] | None = None  # a dispatched step, waited for once the next one is dispatched too
         for step in range(first_step, steps):
+            if not loader.ready():  # nothing to dispatch: once the device is idle too, waiting is waiting
+                _finish_step(under_way, config, clock, tracker, source.batches_per_epoch)
+                under_way = None
             batch = clock.waiting_for_data(lambda: next(loader))
             state, metrics = train_step(state, on_devices(batch, example))
             _finish_step(under_way, config, clock, tracker, source.batches_per_epoch)

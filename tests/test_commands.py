@@ -1,0 +1,97 @@
+"""The commands as typed: train, stop, go on, evaluate; and what is wrong is one line, exit code 2, nothing left behind."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sharder.tracking.metrics import read_metrics
+
+MICRO = (
+    "model=pi0_micro",
+    "train.batch_size=4",
+    "train.log_every=1",
+    "data.planar_arm.episodes=4",
+    "evaluation.episodes=3",
+    "evaluation.max_steps=6",
+)
+
+
+def command(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", f"sharder.{name}", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Programs compiled and demonstrations recorded here are shared by the tests of this file."""
+    return tmp_path_factory.mktemp("commands")
+
+
+@pytest.fixture(autouse=True)
+def here(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+
+
+def test_train_go_on_and_evaluate(folder):
+    first = command("train", *MICRO, "run.id=a", "train.steps=2")
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "run folder: outputs/train/a" in first.stdout
+    assert "success before training: " in first.stdout and "success after training: " in first.stdout
+    assert "absent: right_wrist_0_rgb" in first.stdout
+    assert "Traceback" not in first.stderr
+    assert list(Path("outputs/train/a/wandb").glob("offline-run-*"))
+
+    second = command("train", *MICRO, "run.id=a", "train.steps=4", "tracking=off")
+    assert "resumed at step 2" in second.stdout, second.stdout + second.stderr
+    assert [row["step"] for row in read_metrics(Path("outputs/train/a/metrics.jsonl"))] == [0, 1, 2, 3, 4]
+
+    moved = folder / "moved"  # the checkpoint alone: nothing else of the run folder is needed
+    shutil.copytree("outputs/train/a/checkpoints/4", moved / "checkpoints/4")
+    third = command("evaluate", f"resume={moved}", "run.id=e", "evaluation.max_steps=6", "evaluation.episodes=3")
+    assert third.returncode == 0, third.stdout + third.stderr
+    result = json.loads(Path("outputs/evaluate/e/evaluation.json").read_text())
+    assert result["episodes"] == 3 and result["step"] == 4
+    assert set(result["baselines"]) == {"random_policy", "zero_actions"}
+    assert Path("outputs/evaluate/e/evaluation.mp4").stat().st_size > 1000
+
+
+def refused(name: str, *arguments: str) -> str:
+    """The one line a refused command says."""
+    done = command(name, *arguments)
+    assert done.returncode == 2, done.stdout + done.stderr
+    errors = done.stderr.splitlines()
+    assert len(errors) == 1 and errors[0].startswith("error: "), done.stderr
+    return errors[0]
+
+
+def test_a_refused_recording_leaves_no_run_folder(tmp_path):
+    line = refused("train", "data=lerobot", f"data.root={tmp_path}/none", "run.id=bad")
+    assert f"{tmp_path}/none" in line
+    assert not Path("outputs/train/bad").exists()
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was():
+    config = Path("outputs/train/a/.hydra/config.yaml")
+    if not config.exists():
+        assert command("train", *MICRO, "run.id=a", "train.steps=2", "tracking=off").returncode == 0
+    before = config.read_text()
+    line = refused("train", *MICRO, "run.id=a", "train.steps=9", "train.seed=7")
+    assert "train.seed was 0, is 7" in line
+    assert config.read_text() == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_output_folder_that_cannot_be_written(tmp_path):
+    tmp_path.chmod(0o500)
+    assert "run.root" in refused("train", *MICRO, f"run.root={tmp_path}/x")
+
+
+def test_an_output_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "run.root" in refused("train", *MICRO, f"run.root={tmp_path}/file")
