@@ -1,4 +1,4 @@
-"""The commands as typed: train, stop, go on, evaluate; and what is wrong is one line, exit code 2, nothing left behind."""
+"""The commands as typed: train, go on, evaluate; what is wrong is one line, exit code 2, and nothing left behind."""
 
 import json
 import os

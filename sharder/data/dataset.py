@@ -1,4 +1,4 @@
-"""What a config says to learn from, opened and checked: everything that can be refused is refused here, before step 0."""
+"""What a config says to learn from, opened and checked: what can be refused is refused here, before step 0."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def root_of(config: Config) -> Path:
         arm = data.planar_arm
         return ensure_recorded(arm.episodes, arm.seed, arm.image_size)
     if data.root is None:
-        raise UserError("data.root: found null, allowed with data=lerobot: a LeRobot set's folder; add data.root=<folder>")
+        raise UserError(
+            "data.root: found null, allowed with data=lerobot: a LeRobot set's folder; add data.root=<folder>"
+        )
     return Path(data.root)
 
 
@@ -75,9 +77,7 @@ def open_dataset(config: Config, normalization: Normalization | None = None) -> 
     return Dataset(dataclasses.replace(config, model=model), recording, normalization, transform)
 
 
-def _fit(
-    config: Config, recording: Recording, normalization: Normalization
-) -> tuple[ModelConfig, ExampleTransform]:
+def _fit(config: Config, recording: Recording, normalization: Normalization) -> tuple[ModelConfig, ExampleTransform]:
     """The model's sizes that were left to the data (0), filled in, and the transform to them."""
     tokenizer = make_tokenizer(config.data.tokenizer)
     dims = config.model.action_dim or max(recording.state_dim, recording.action_dim)

@@ -1,6 +1,6 @@
 """Attention under pi0's block mask: one signature, several implementations.
 
-    B batch   T queries   S keys   N query heads   K key/value heads   G = N / K   H head dim
+B batch   T queries   S keys   N query heads   K key/value heads   G = N / K   H head dim
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class BlockMask:
 
     def dense(self) -> jax.Array:
         """[B, T, S] bool."""
-        return (self.key_block[None, :] <= self.query_block[:, None])[None] & self.key_valid[:, None, :]
+        reachable_TS = self.key_block[None, :] <= self.query_block[:, None]
+        return jnp.asarray(reachable_TS)[None] & self.key_valid[:, None, :]
 
 
 def naive(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: BlockMask) -> jax.Array:

@@ -1,6 +1,6 @@
 """Image augmentation on the device: one resampling for crop and rotation, then colour jitter, keyed per example.
 
-    B images   S side in pixels
+B images   S side in pixels
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in perceived brig
 
 
 def _warp(image_SSC: jax.Array, key: jax.Array, config: AugmentConfig) -> jax.Array:
-    """A random crop of side `crop`, turned by up to `rotation_degrees` about its centre; outside is the nearest edge."""
+    """A random crop of side `crop`, turned by up to `rotation_degrees`; outside is the nearest edge."""
     S = image_SSC.shape[0]
     turn, down, right = jax.random.uniform(key, (3,), minval=-1.0, maxval=1.0)
     angle = turn * jnp.deg2rad(config.rotation_degrees)

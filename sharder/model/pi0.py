@@ -103,14 +103,13 @@ class Pi0(nnx.Module):
             if self.is_pi05:
                 condition = jax.nn.swish(self.time_out(jax.nn.swish(self.time_in(time_BD))))
                 return Suffix(actions_BHD.astype(self.compute_dtype), np.full(H, ACTIONS), condition)
-            with_time = jnp.concatenate(
-                [actions_BHD, jnp.broadcast_to(time_BD[:, None], actions_BHD.shape)], axis=-1
-            )
+            with_time = jnp.concatenate([actions_BHD, jnp.broadcast_to(time_BD[:, None], actions_BHD.shape)], axis=-1)
             actions_BHD = self.action_time_out(jax.nn.swish(self.action_time_in(with_time)))
             tokens = jnp.concatenate([self.state_in(state)[:, None], actions_BHD], axis=1)
             return Suffix(tokens.astype(self.compute_dtype), np.array([STATE] + [ACTIONS] * H), None)
 
-    def _read_velocity(self, suffix_out: jax.Array) -> jax.Array:
+    def _read_velocity(self, suffix_out: jax.Array | None) -> jax.Array:
+        assert suffix_out is not None
         with jax.named_scope("action_head"):
             return self.action_out(suffix_out[:, -self.config.horizon :].astype(jnp.float32))
 
@@ -141,6 +140,7 @@ class Pi0(nnx.Module):
             self.execution,
             keep_cache=True,
         )
+        assert cache is not None
         return cache, prefix.valid
 
     def sample_actions(self, observation: Observation, noise: jax.Array, steps: int) -> jax.Array:

@@ -1,6 +1,6 @@
 """SigLIP's vision transformer: an image becomes a grid of tokens.
 
-    B images   P patch side   T tokens = (image side / P)^2   C width   N heads   H head dim   F mlp width
+B images   P patch side   T tokens = (image side / P)^2   C width   N heads   H head dim   F mlp width
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ def make_mesh(config: MeshConfig) -> Mesh:
     """Axes (batch, fsdp) over all devices of all processes."""
     wanted, found = config.batch * config.fsdp, jax.device_count()
     if wanted != found:
-        raise UserError(f"mesh: {config.batch} x {config.fsdp} needs {wanted} devices, but there are {found}; choose another mesh")
+        raise UserError(
+            f"mesh: {config.batch} x {config.fsdp} needs {wanted} devices, but there are {found}; choose another mesh"
+        )
     return jax.make_mesh((config.batch, config.fsdp), (BATCH, FSDP), axis_types=2 * (jax.sharding.AxisType.Auto,))
 
 

@@ -115,17 +115,19 @@ def _read(path: Path, target: dict[str, Any]) -> Any:
         try:
             return reader.restore(path, target)
         except (ValueError, KeyError, FileNotFoundError) as error:
-            raise UserError(f"checkpoint {path}: does not hold this model's weights ({error}); choose the run's own model") from error
+            reason = str(error).splitlines()[0].split(". ")[0]
+            raise UserError(f"checkpoint {path}: does not fit this model ({reason}); choose the run's own") from error
 
 
 def read_state(folder: Path, step: int, target: TrainState) -> TrainState:
     """The state saved at `step`, placed like `target`: any mesh reads any other's."""
     read = {name: _read(_step_folder(folder, step) / name, tree) for name, tree in _items(target).items()}
+    numbered = [leaf for _, leaf in sorted(read["optimizer"].items())]
     return TrainState(
         step=jax.device_put(jax.numpy.int32(step), target.step.sharding),
         trainable=flat(read["trainable"]),
         frozen=flat(read.get("frozen", {})),
-        optimizer=jax.tree.unflatten(jax.tree.structure(target.optimizer), [leaf for _, leaf in sorted(read["optimizer"].items())]),
+        optimizer=jax.tree.unflatten(jax.tree.structure(target.optimizer), numbered),
         ema=None if target.ema is None else flat(read["ema"]),
     )
 

@@ -18,6 +18,7 @@ from sharder.data.dataset import Dataset
 from sharder.data.order import step_position
 from sharder.data.pipeline import Loader
 from sharder.model.execution import Execution
+from sharder.model.weight import Weights
 from sharder.parallel.mesh import batch_split, make_mesh, replicated
 from sharder.run_folder import environment, write_atomically
 from sharder.tracking.sinks import Tracker, open_tracker
@@ -29,7 +30,6 @@ from sharder.training.policy import Sampler
 from sharder.training.start import Start, starting_state
 from sharder.training.state import TrainState, abstract_state, state_bytes
 from sharder.training.step import Batch, Metrics, make_train_step
-from sharder.model.weight import Weights
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def train(data: Dataset, folder: Path) -> None:
     with loader, open_tracker(config, folder, first_step) as tracker:
         if config.evaluation.at_start and first_step == 0:
             _evaluate(sampler, state.best_weights, config, tracker, first_step, "before training")
-        under_way: tuple[int, Metrics] | None = None  # a dispatched step, waited for once the next one is dispatched too
+        under_way: tuple[int, Metrics] | None = None  # a dispatched step, finished once the next one is dispatched
         for step in range(first_step, steps):
             if not loader.ready():  # nothing to dispatch: once the device is idle too, waiting is waiting
                 _finish_step(under_way, config, clock, tracker, source.batches_per_epoch)
@@ -144,9 +144,7 @@ def _finish_step(
         tracker.log(row)
 
 
-def _evaluate(
-    sampler: Sampler, weights: Weights, config: Config, tracker: Tracker, step: int, when: str
-) -> None:
+def _evaluate(sampler: Sampler, weights: Weights, config: Config, tracker: Tracker, step: int, when: str) -> None:
     if config.data.kind != "planar_arm" or config.data.root is not None:
         if when == "before training":
             tracker.message("closed-loop evaluation: there is no simulator of this recording, none is done")
@@ -173,8 +171,8 @@ def _tell(start: Start, target: TrainState, config: Config) -> None:
     count = sum(x.size for x in jax.tree.leaves((target.trainable, target.frozen)))
     trained = sum(x.size for x in jax.tree.leaves(target.trainable))
     log.info(
-        f"model: {config.model.name}, {count:,} weights ({trained:,} trained), state {state_bytes(target) / 1e6:,.1f} MB; "
-        f"{start.said}"
+        f"model: {config.model.name}, {count:,} weights ({trained:,} trained), "
+        f"state {state_bytes(target) / 1e6:,.1f} MB; {start.said}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What makes two steps the same step: the keys that a resumed run may not change, and what a checkpoint says of itself."""
+"""What makes two steps the same step: what a resumed run may not change, and what a checkpoint says of itself."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def about(config: Config, normalization: Normalization, cameras: tuple[str, ...]
 
 def saved_normalization(saved: dict[str, Any]) -> Normalization:
     def stats(vectors: dict[str, Any]) -> FieldStats:
-        return FieldStats(**{name: None if v is None else np.asarray(v, np.float64) for name, v in vectors.items()})
+        arrays: dict[str, Any] = {name: v if v is None else np.asarray(v, np.float64) for name, v in vectors.items()}
+        return FieldStats(**arrays)
 
     return Normalization(**{name: stats(vectors) for name, vectors in saved["normalization"].items()})

@@ -21,7 +21,5 @@ def schedule(config: OptimizerConfig) -> optax.Schedule:
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(
-            schedule(config), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay
-        ),
+        optax.adamw(schedule(config), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay),
     )

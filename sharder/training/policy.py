@@ -1,6 +1,6 @@
 """A trained model as a policy: observations of a simulator or a recording in, actions in the robot's unit out.
 
-    E observations at once   H horizon   X action dim
+E observations at once   H horizon   X action dim
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sharder.config import Config
@@ -38,7 +39,7 @@ class Sampler:
 
     def sample(self, weights: Weights, batch: Batch, draw: int) -> np.ndarray:
         """Actions [E, H, joints] in the recording's unit; `draw` numbers the calls, each with noise of its own."""
-        keys = example_keys(self.config.evaluation.seed, np.int32(draw), len(batch["state"]))
+        keys = example_keys(self.config.evaluation.seed, jnp.int32(draw), len(batch["state"]))
         return self.transform.robot_actions(np.asarray(self._sample(weights, batch, keys)))
 
     def act(self, weights: Weights, observation: Mapping[str, Any], control_step: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Weights to start from: a checkpoint of ours, openpi's parameters, or PaliGemma's published npz.
 
-Whatever the file lacks (the action expert in PaliGemma's, LoRA corrections in a base model's) is drawn at random; what it
-has must fit in name and shape.
+Whatever the file lacks (the action expert in PaliGemma's, LoRA corrections in a base model's) is drawn at random;
+what it has must fit in name and shape.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ def _restore(path: Path) -> Any:
     """All arrays of an Orbax tree, in host memory, whatever devices wrote it."""
     with ocp.PyTreeCheckpointer() as reader:
         tree = reader.metadata(path.absolute()).item_metadata
-        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree.tree if hasattr(tree, "tree") else tree)
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree.tree)
         return reader.restore(path.absolute(), restore_args=as_numpy)
 
 
 def _from_openpi_tree(path: Path, config: Config) -> Weights:
     tree = _restore(path)
-    names = flat(tree.get("params", tree))
-    return _by_rules({name.removesuffix("/value"): value for name, value in names.items()}, config)
+    named = flat(tree.get("params", tree))
+    return _by_rules({name.removesuffix("/value"): value for name, value in named.items()}, config)
 
 
 def _from_npz(path: Path, config: Config) -> Weights:
@@ -105,9 +105,9 @@ def _from_npz(path: Path, config: Config) -> Weights:
             theirs = {name.removeprefix("params/"): arrays[name] for name in arrays.files}
     except (OSError, ValueError) as error:
         raise UserError(f"model.weights: {path} cannot be read ({error}); allowed: {KINDS}") from error
-    return _by_rules({f"PaliGemma/{n}" if n.split("/")[0] in ("img", "llm") else n: v for n, v in theirs.items()}, config)
+    return _by_rules({f"PaliGemma/{name}": value for name, value in theirs.items()}, config)
 
 
-def _by_rules(theirs: dict[str, np.ndarray], config: Config) -> Weights:
+def _by_rules(theirs: dict[str, Any], config: Config) -> Weights:
     """Ours, from those of openpi's leaves that are there."""
     return from_openpi(config.model, theirs, [rule for rule in rules(config.model) if rule.theirs in theirs])

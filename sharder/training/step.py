@@ -1,6 +1,6 @@
 """The train step: a pure function of state and batch.
 
-    B global batch   A accumulation   H horizon   X action dim
+B global batch   A accumulation   H horizon   X action dim
 """
 
 from __future__ import annotations

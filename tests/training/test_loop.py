@@ -101,5 +101,6 @@ def test_evaluation_is_logged_before_and_after_training(tmp_path, capsys):
     printed = capsys.readouterr().out
     for words in ("success before training: ", "for comparison: random policy ", "zero actions", "success after"):
         assert words in printed
-    rates = [row["success_rate"] for row in map(json.loads, open(folder / "metrics.jsonl")) if "success_rate" in row]
+    rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    rates = [row["success_rate"] for row in rows if "success_rate" in row]
     assert len(rates) == 2 and np.isfinite(rates).all()
