@@ -236,16 +236,11 @@ def load_config(path: Path) -> Config:
     """The typed config of a run folder, or of one config.yaml, held against the schema of this version."""
     file = path / CONFIG if path.is_dir() else path
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(file)))
+        return _typed(OmegaConf.load(file), file)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}); allowed: the folder of a run") from error
     except YAMLError as error:
         raise UserError(f"{file}: is not YAML ({error}); run the same run.id again to rewrite it") from error
-    except OmegaConfBaseException as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{file}: key {error.full_key} does not fit this version of sharder ({reason})") from error
-    assert isinstance(config, Config)
-    return config
 
 
 def saved_config(resume: Resume) -> Config:
@@ -255,13 +250,17 @@ def saved_config(resume: Resume) -> Config:
     step = resume.step if resume.step is not None else checkpoint_steps(resume.folder)[-1]
     about = resume.folder / "checkpoints" / str(step) / ABOUT
     try:
-        saved = json.loads(about.read_text())["config"]
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), saved))
+        return _typed(json.loads(about.read_text())["config"], about)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"resume: {about} cannot be read ({error}); choose another step or run folder") from error
+
+
+def _typed(values: Any, file: Path) -> Config:
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), values))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{about}: key {error.full_key} does not fit this version of sharder ({reason})") from error
+        raise UserError(f"{file}: key {error.full_key} does not fit this version of sharder ({reason})") from error
     assert isinstance(config, Config)
     return config
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from sharder.config import Config
-from sharder.model.pi0 import init_weights
 from sharder.run_folder import checkpoint_steps, parse_resume
 from sharder.training.checkpoint import Checkpoints, read_about, read_state
 from sharder.training.meaning import check_meaning, meaning
 from sharder.training.pretrained import read_weights
-from sharder.training.state import TrainState, state_from_weights
+from sharder.training.state import TrainState, init_state, state_from_weights
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,15 @@ def starting_state(config: Config, checkpoints: Checkpoints, fingerprint: str, t
         return Start(read_state(folder, step, target), step, f"resumed at step {step} from {folder}")
     shardings = jax.tree.map(lambda x: x.sharding, target)
     if config.model.weights is None:
-        make = jax.jit(lambda key: state_from_weights(init_weights(config.model, key), config), out_shardings=shardings)
-        return Start(make(jax.random.key(config.train.seed)), 0, "random weights")
+        state = run_once(lambda: init_state(config), shardings)
+        return Start(state, 0, "random weights")
     weights, said = read_weights(Path(config.model.weights), config)
-    make = jax.jit(lambda weights: state_from_weights(weights, config), out_shardings=shardings)
-    return Start(make(weights), 0, said)
+    return Start(run_once(lambda: state_from_weights(weights, config), shardings), 0, said)
+
+
+def run_once(make: Callable[[], T], shardings: T) -> T:
+    """`make()`, its arrays created where they belong; compiled without effort, in a fifth of the time, to run once."""
+    return jax.jit(make, out_shardings=shardings, compiler_options={"xla_backend_optimization_level": 0})()
 
 
 def _where(config: Config, checkpoints: Checkpoints) -> tuple[Path, int] | None:

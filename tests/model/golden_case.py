@@ -1,7 +1,7 @@
 """The micro pi0 that openpi's own implementation was run on, its weights and its inputs, rebuilt from their recipe.
 
 golden/<variant>.npz holds what openpi computed in float32: loss [B, H], v_t [B, H, 32] (the velocity), prefix_embed
-[B, 49, 64] (every 16th prefix embedding), sampled_actions [B, H, 32], and each leaf's gradient norm of the mean loss (L2).
+[B, 49, 64] (every 16th prefix embedding), sampled_actions [B, H, 32], and every leaf's L2 norm of the gradient.
 """
 
 import zlib
