@@ -40,7 +40,8 @@ from sharder.validation import validate
 
 Handover = Callable[[Path, Config, int], int]  # (claimed folder, config, lock) -> exit code
 SEARCH_PATH = "hydra.searchpath"
-OF_THE_CHECKPOINT = ("train", "model", "data", "optimizer")  # what evaluate takes from the run it evaluates
+STANDING_ON_A_CHECKPOINT = ("evaluate", "convert")  # commands that take a run's checkpoint as it is
+OF_THE_CHECKPOINT = ("train", "model", "data", "optimizer")  # what they take from it, unless typed
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -215,13 +216,13 @@ class _Composer:
 
 
 def _read(command: str, composed: DictConfig, overrides: Sequence[str]) -> Config:
-    """The typed, checked config of a composition; evaluate's stands on the config saved in the checkpoint."""
+    """The typed, checked config of a composition; on top of the checkpoint's for a command that stands on one."""
     plain = OmegaConf.masked_copy(composed, _own_keys(composed))
     resume = run_folder.parse_resume(plain.resume)
-    if command == "evaluate":
+    if command in STANDING_ON_A_CHECKPOINT:
         if resume.folder is None:
             raise UserError(
-                f"resume: found {plain.resume}, allowed: <run folder>[@step]; name the run to evaluate, as in "
+                f"resume: found {plain.resume}, allowed: <run folder>[@step]; name a run, as in "
                 "resume=outputs/train/<run id>"
             )
         plain = _on_top_of(run_folder.saved_config(resume), plain, overrides)

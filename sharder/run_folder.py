@@ -52,6 +52,11 @@ class Resume:
     folder: Path | None = None  # absolute
     step: int | None = None  # None: the newest
 
+    def checkpoint(self) -> tuple[Path, int]:
+        """(folder of checkpoints, step) of a named run."""
+        assert self.folder is not None
+        return self.folder / "checkpoints", checkpoint_steps(self.folder)[-1] if self.step is None else self.step
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -247,8 +252,8 @@ def saved_config(resume: Resume) -> Config:
     """The config a checkpoint was saved with, from the checkpoint alone: its run folder may have changed since."""
     assert resume.folder is not None
     check_resume(resume, resume.folder)
-    step = resume.step if resume.step is not None else checkpoint_steps(resume.folder)[-1]
-    about = resume.folder / "checkpoints" / str(step) / ABOUT
+    checkpoints, step = resume.checkpoint()
+    about = checkpoints / str(step) / ABOUT
     try:
         return _typed(json.loads(about.read_text())["config"], about)
     except (OSError, ValueError, KeyError) as error:

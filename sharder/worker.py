@@ -1,4 +1,4 @@
-"""What the commands start: `python -m sharder.worker <train|evaluate> <run folder>` reads the config there and runs it.
+"""What the commands start: `python -m sharder.worker <command> <run folder>` reads the config there and runs it.
 
 Nothing slow is imported at the top: data worker processes import this file again, and bad data is refused before jax.
 """
@@ -42,7 +42,17 @@ def evaluate(folder: Path) -> None:
     log.info(f"written: {folder / 'evaluation.json'}")
 
 
-COMMANDS = {"train": train, "evaluate": evaluate}
+def convert(folder: Path) -> None:
+    from sharder.run_folder import load_config
+
+    config = load_config(folder)
+
+    from sharder.training import export
+
+    export.to_openpi_layout(config, folder)
+
+
+COMMANDS = {"train": train, "evaluate": evaluate, "convert": convert}
 
 
 def main(command: str, folder: Path) -> int:

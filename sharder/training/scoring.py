@@ -12,7 +12,7 @@ from sharder.data.tokenizer import make_tokenizer
 from sharder.data.transforms import ExampleTransform
 from sharder.model.execution import Execution
 from sharder.parallel.mesh import make_mesh, replicated
-from sharder.run_folder import checkpoint_steps, parse_resume
+from sharder.run_folder import parse_resume
 from sharder.training.checkpoint import read_about, read_best_weights
 from sharder.training.evaluation import against_recording, baselines, closed_loop
 from sharder.training.loop import placed
@@ -25,10 +25,7 @@ log = logging.getLogger(__name__)
 
 def score(config: Config, folder: Path) -> dict[str, Any]:
     """What evaluation.json says. `config` is the checkpoint's own but for what was typed."""
-    resume = parse_resume(config.resume)
-    assert resume.folder is not None
-    checkpoints = resume.folder / "checkpoints"
-    step = resume.step or checkpoint_steps(resume.folder)[-1]
+    checkpoints, step = parse_resume(config.resume).checkpoint()
     saved = read_about(checkpoints, step)
     weights = read_best_weights(checkpoints, step, placed(abstract_state(config), replicated(make_mesh(config.mesh))))
     normalization = saved_normalization(saved)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
 from sharder.config import Config
-from sharder.run_folder import checkpoint_steps, parse_resume
+from sharder.run_folder import parse_resume
 from sharder.training.checkpoint import Checkpoints, read_about, read_state
 from sharder.training.meaning import check_meaning, meaning
 from sharder.training.pretrained import read_weights
@@ -50,7 +50,5 @@ def _where(config: Config, checkpoints: Checkpoints) -> tuple[Path, int] | None:
     """(folder of checkpoints, step) to resume from."""
     if checkpoints.newest is not None:
         return checkpoints.folder, checkpoints.newest
-    resume: Any = parse_resume(config.resume)
-    if resume.folder is None:
-        return None
-    return resume.folder / "checkpoints", resume.step or checkpoint_steps(resume.folder)[-1]
+    resume = parse_resume(config.resume)
+    return None if resume.folder is None else resume.checkpoint()

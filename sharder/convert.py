@@ -1,0 +1,10 @@
+"""Writes a checkpoint as openpi keeps its own: `resume=<run folder>[@step]`. The way back is model.weights=<folder>."""
+
+import sys
+from functools import partial
+
+from sharder.compose import main
+from sharder.supervise.workers import run_inline
+
+if __name__ == "__main__":
+    sys.exit(main("convert", partial(run_inline, "convert")))
