@@ -110,13 +110,17 @@ def read_about(folder: Path, step: int) -> dict[str, Any]:
 
 
 def _read(path: Path, target: dict[str, Any]) -> Any:
-    """Arrays of one item, placed like `target` (shapes, dtypes and shardings)."""
+    """Arrays of one item, placed like `target` (shapes, dtypes and shardings), whatever devices wrote them."""
     with ocp.StandardCheckpointer() as reader:
-        try:
-            return reader.restore(path, target)
-        except (ValueError, KeyError, FileNotFoundError) as error:
-            reason = str(error).splitlines()[0].split(". ")[0]
-            raise UserError(f"checkpoint {path}: does not fit this model ({reason}); choose the run's own") from error
+        saved = {name: tuple(array.shape) for name, array in flat(reader.metadata(path).item_metadata.tree).items()}
+        wanted = {name: tuple(array.shape) for name, array in flat(target).items()}
+        for name in sorted(saved.keys() | wanted.keys()):
+            if saved.get(name) != wanted.get(name):
+                raise UserError(
+                    f"checkpoint {path}: {name} has shape {saved.get(name)}, this model's has {wanted.get(name)}; "
+                    "choose the model it was saved with"
+                )
+        return reader.restore(path, target)
 
 
 def read_state(folder: Path, step: int, target: TrainState) -> TrainState:

@@ -44,7 +44,7 @@ def train(data: Dataset, folder: Path) -> None:
     # Refuse what would fail late, then find out where to start.
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint)
     checkpoints.check_room(state_bytes(target), steps)
-    start = starting_state(config, checkpoints, data.recording.fingerprint, target)
+    start = starting_state(data, checkpoints, target)
     write_atomically(folder / "environment.json", json.dumps(environment(_devices(mesh)), indent=2) + "\n")
     _tell(start, target, config)
     state, first_step = start.state, start.step
@@ -84,8 +84,7 @@ def train(data: Dataset, folder: Path) -> None:
                 _finish_step(under_way, config, clock, tracker, source.batches_per_epoch)
                 under_way = None
                 with clock.paused():
-                    saved = about(config, data.normalization, cameras, data.recording.fingerprint, step + 1)
-                    checkpoints.save(state, step + 1, saved)
+                    checkpoints.save(state, step + 1, about(data, step + 1))
         checkpoints.close()  # the last one is on disk before anything is said of it
         if config.evaluation.at_end:
             _evaluate(sampler, state.best_weights, config, tracker, steps, "after training")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from typing import Any
 
 import numpy as np
 
-from sharder.config import Config
+from sharder.data.dataset import Dataset
 from sharder.data.normalize import FieldStats, Normalization
 from sharder.errors import UserError
 
@@ -23,16 +25,20 @@ def flat_config(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def meaning(config: Config, fingerprint: str) -> dict[str, Any]:
+def meaning(data: Dataset) -> dict[str, Any]:
     """Everything that a step's result depends on, but for the optimizer's rates and what must not matter at all."""
-    tree = dataclasses.asdict(config)
+    tree = dataclasses.asdict(data.config)
     keys = {
         "train": {name: tree["train"][name] for name in ("seed", "batch_size")},
         "model": tree["model"],
         "data": {name: tree["data"][name] for name in OF_DATA},
     }
     flat = {key: value for key, value in flat_config(keys).items() if key not in FREE_OF_MEANING}
-    return flat | {"data fingerprint": fingerprint, "optimizer.ema_decay is null": config.optimizer.ema_decay is None}
+    return flat | {
+        "data fingerprint": data.recording.fingerprint,
+        "normalization digest": hashlib.sha256(json.dumps(_lists(data.normalization)).encode()).hexdigest()[:16],
+        "optimizer.ema_decay is null": data.config.optimizer.ema_decay is None,
+    }
 
 
 def check_meaning(saved: dict[str, Any], now: dict[str, Any], where: str) -> None:
@@ -49,17 +55,21 @@ def check_meaning(saved: dict[str, Any], now: dict[str, Any], where: str) -> Non
         )
 
 
-def about(config: Config, normalization: Normalization, cameras: tuple[str, ...], fingerprint: str, step: int) -> dict:
+def about(data: Dataset, step: int) -> dict[str, Any]:
     """What is saved beside the arrays: enough to act, to resume and to know where the weights come from. JSON."""
     return {
         "step": step,
-        "meaning": meaning(config, fingerprint),
-        "config": dataclasses.asdict(config),
-        "cameras": list(cameras),
-        "normalization": {
-            name: {key: None if values is None else list(map(float, values)) for key, values in vars(stats).items()}
-            for name, stats in vars(normalization).items()
-        },
+        "meaning": meaning(data),
+        "config": dataclasses.asdict(data.config),
+        "cameras": list(data.recording.cameras),
+        "normalization": _lists(data.normalization),
+    }
+
+
+def _lists(normalization: Normalization) -> dict[str, Any]:
+    return {
+        name: {key: None if values is None else list(map(float, values)) for key, values in vars(stats).items()}
+        for name, stats in vars(normalization).items()
     }
 
 

@@ -6,6 +6,7 @@ what it has must fit in name and shape.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,20 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from sharder.config import Config
+from sharder.data.dataset import Dataset
+from sharder.data.norm_stats import read as read_stats
+from sharder.data.normalize import EPSILON, Normalization
 from sharder.errors import UserError
 from sharder.model.openpi_names import from_openpi, rules
 from sharder.model.pi0 import abstract_weights, init_weights
 from sharder.model.weight import Weights
-from sharder.training.checkpoint import ABOUT, flat
+from sharder.training.checkpoint import ABOUT, flat, read_about
+from sharder.training.meaning import saved_normalization
+from sharder.training.state import run_once
+
+log = logging.getLogger(__name__)
+
+MOVED = 0.1  # of a std, or of a ratio of stds: what is more is worth a warning
 
 KINDS = "a run folder or checkpoint of ours, openpi's params folder, or PaliGemma's .npz"
 
@@ -37,6 +47,34 @@ def read_weights(path: Path, config: Config) -> tuple[Weights, str]:
     return _completed(found, path, config, kind)
 
 
+def warn_of_other_statistics(path: Path, data: Dataset) -> None:
+    """Weights act well only on values scaled as in their own training: other statistics are worth a line."""
+    theirs = _statistics_beside(path, data)
+    if theirs is None:
+        return
+    for field, names in (("state", data.recording.state_names), ("actions", data.recording.action_names)):
+        mine, other = getattr(data.normalization, field), getattr(theirs, field)
+        dims = min(mine.dims, other.dims)
+        moved = np.abs(mine.mean[:dims] - other.mean[:dims]) > MOVED * (other.std[:dims] + EPSILON)
+        scaled = np.abs(np.log((mine.std[:dims] + EPSILON) / (other.std[:dims] + EPSILON))) > np.log(1 + MOVED)
+        if (moved | scaled).any():
+            log.warning(
+                f"model.weights: {field} of this recording is distributed otherwise than in the training of {path}: "
+                f"{', '.join(names[dim] for dim in np.flatnonzero(moved | scaled))}; to scale values as there, set "
+                "data.normalization_file to its norm_stats.json"
+            )
+
+
+def _statistics_beside(path: Path, data: Dataset) -> Normalization | None:
+    """What the weights at `path` were trained with, where that is told."""
+    ours = _our_checkpoint(path)
+    if ours is not None:
+        return saved_normalization(read_about(ours.parent, int(ours.name))) if ours.name.isdecimal() else None
+    files = sorted(folder for root in (path, path.parent) for folder in root.glob("assets/*/norm_stats.json"))
+    recording = data.recording
+    return read_stats(files[0], recording.state_dim, recording.action_dim, "mean_std") if len(files) == 1 else None
+
+
 def _completed(found: Weights, path: Path, config: Config, kind: str) -> tuple[Weights, str]:
     wanted = abstract_weights(config.model)
     for name, value in found.items():
@@ -50,8 +88,8 @@ def _completed(found: Weights, path: Path, config: Config, kind: str) -> tuple[W
         raise UserError(f"model.weights: {path} has no weight of model={config.model.name}; choose the model it is of")
     weights = {name: jnp.asarray(found[name], wanted[name].dtype) for name in wanted if name in found}
     if missing:
-        drawn = jax.jit(lambda key: {n: v for n, v in init_weights(config.model, key).items() if n in missing})
-        weights |= drawn(jax.random.key(config.train.seed))
+        seed = config.train.seed
+        weights |= run_once(lambda: {n: init_weights(config.model, jax.random.key(seed))[n] for n in missing})
     heads = sorted({"/".join(name.split("/")[:3]) for name in missing})
     rest = f"; at random, since it lacks them: {', '.join(heads)}" if missing else ""
     return {name: weights[name] for name in wanted}, f"{kind} from {path}{rest}"

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import jax
 
 from sharder.config import Config
+from sharder.data.dataset import Dataset
 from sharder.run_folder import parse_resume
 from sharder.training.checkpoint import Checkpoints, read_about, read_state
 from sharder.training.meaning import check_meaning, meaning
-from sharder.training.pretrained import read_weights
-from sharder.training.state import TrainState, init_state, state_from_weights
-
-T = TypeVar("T")
+from sharder.training.pretrained import read_weights, warn_of_other_statistics
+from sharder.training.state import TrainState, init_state, run_once, state_from_weights
 
 
 @dataclass(frozen=True)
@@ -26,24 +23,21 @@ class Start:
     said: str  # for the log
 
 
-def starting_state(config: Config, checkpoints: Checkpoints, fingerprint: str, target: TrainState) -> Start:
+def starting_state(data: Dataset, checkpoints: Checkpoints, target: TrainState) -> Start:
     """The run's own newest checkpoint comes first: a restarted command goes on, whatever it first started from."""
+    config = data.config
     found = _where(config, checkpoints)
     if found is not None:
         folder, step = found
-        check_meaning(read_about(folder, step)["meaning"], meaning(config, fingerprint), f"{folder}/{step}")
+        check_meaning(read_about(folder, step)["meaning"], meaning(data), f"{folder}/{step}")
         return Start(read_state(folder, step, target), step, f"resumed at step {step} from {folder}")
     shardings = jax.tree.map(lambda x: x.sharding, target)
     if config.model.weights is None:
-        state = run_once(lambda: init_state(config), shardings)
+        state = run_once(lambda: init_state(config), shardings=shardings)
         return Start(state, 0, "random weights")
     weights, said = read_weights(Path(config.model.weights), config)
-    return Start(run_once(lambda: state_from_weights(weights, config), shardings), 0, said)
-
-
-def run_once(make: Callable[[], T], shardings: T) -> T:
-    """`make()`, its arrays created where they belong; compiled without effort, in a fifth of the time, to run once."""
-    return jax.jit(make, out_shardings=shardings, compiler_options={"xla_backend_optimization_level": 0})()
+    warn_of_other_statistics(Path(config.model.weights), data)
+    return Start(run_once(lambda weights: state_from_weights(weights, config), weights, shardings=shardings), 0, said)
 
 
 def _where(config: Config, checkpoints: Checkpoints) -> tuple[Path, int] | None:

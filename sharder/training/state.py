@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,8 @@ from sharder.errors import UserError
 from sharder.model.pi0 import init_weights
 from sharder.model.weight import Weights
 from sharder.training.optimizer import make_optimizer
+
+T = TypeVar("T")
 
 
 @jax.tree_util.register_dataclass
@@ -66,6 +70,12 @@ def state_from_weights(weights: Weights, config: Config) -> TrainState:
 def init_state(config: Config) -> TrainState:
     """Random weights: a pure function of the seed."""
     return state_from_weights(init_weights(config.model, jax.random.key(config.train.seed)), config)
+
+
+def run_once(make: Callable[..., T], *arguments: Any, shardings: T | None = None) -> T:
+    """`make(*arguments)`, its arrays created in place; compiled without effort, a fifth of the time, to run once."""
+    options = {"xla_backend_optimization_level": 0}
+    return jax.jit(make, out_shardings=shardings, compiler_options=options)(*arguments)
 
 
 def abstract_state(config: Config) -> TrainState:

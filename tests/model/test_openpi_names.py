@@ -11,6 +11,7 @@ import pytest
 from sharder.config import ExpertConfig, ModelConfig
 from sharder.model.openpi_names import abstract_openpi, from_openpi, rules, to_openpi
 from sharder.model.pi0 import abstract_weights, init_weights
+from sharder.model.weight import Weights
 
 FULL_SIZE = {  # variant: (config, parameters)
     "pi0": (ModelConfig(action=ExpertConfig(1024, mlp_dim=4096)), 3_238_048_528),
@@ -23,6 +24,11 @@ FULL_SIZE = {  # variant: (config, parameters)
         3_288_036_112,
     ),
 }
+
+
+def drawn(config: ModelConfig) -> Weights:
+    quick = {"xla_backend_optimization_level": 0}
+    return jax.jit(lambda: init_weights(config, jax.random.key(0)), compiler_options=quick)()
 
 
 def openpi_leaves(variant: str) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -50,7 +56,7 @@ def test_every_weight_has_exactly_one_rule(variant):
 @pytest.mark.parametrize("variant", golden_case.VARIANTS)
 def test_there_and_back_changes_nothing(variant):
     config = golden_case.config(variant)
-    weights = init_weights(config, jax.random.key(0))
+    weights = drawn(config)
     back = from_openpi(config, to_openpi(config, weights))
     assert back.keys() == weights.keys()
     for path, value in weights.items():
@@ -59,7 +65,7 @@ def test_there_and_back_changes_nothing(variant):
 
 def test_stacking_order_is_keys_first_and_gate_first():
     config = golden_case.config("pi0")
-    weights = init_weights(config, jax.random.key(0))
+    weights = drawn(config)
     theirs = to_openpi(config, weights)
     kv = theirs["PaliGemma/llm/layers/attn/kv_einsum/w"]  # [L, 2, K, D, H]
     np.testing.assert_array_equal(kv[:, 0, 0], weights["gemma/layers/language/attention/k"][:, :, 0])
@@ -69,7 +75,7 @@ def test_stacking_order_is_keys_first_and_gate_first():
 
 def test_a_missing_leaf_is_named():
     config = golden_case.config("pi0")
-    theirs = to_openpi(config, init_weights(config, jax.random.key(0)))
+    theirs = to_openpi(config, drawn(config))
     del theirs["state_proj/kernel"]
     with pytest.raises(KeyError, match="state_proj/kernel"):
         from_openpi(config, theirs)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sharder.config import AugmentConfig, Config, ExpertConfig, ModelConfig, OptimizerConfig, VisionConfig
 from sharder.training.loop import abstract_batch
-from sharder.training.state import TrainState
+from sharder.training.state import TrainState, init_state, run_once
 from sharder.training.step import Batch
 
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb")
@@ -41,6 +41,10 @@ def micro_config(tmp_path: Path, **train: Any) -> Config:
     defaults = {"steps": 6, "batch_size": 8, "log_every": 1, "seed": 0}
     config.train = dataclasses.replace(config.train, **(defaults | train))
     return config
+
+
+def initial_state(config: Config) -> TrainState:
+    return run_once(lambda: init_state(config))
 
 
 def random_batch(config: Config, seed: int = 0) -> Batch:

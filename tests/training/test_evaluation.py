@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from micro import micro_config
+from micro import initial_state, micro_config
 
 from sharder.data.closed_loop import expert_policy
 from sharder.data.dataset import open_dataset
 from sharder.model.execution import Execution
 from sharder.training.evaluation import Success, against_recording, baselines, closed_loop
 from sharder.training.policy import Sampler
-from sharder.training.state import init_state
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def test_closed_loop_counts_successes_and_writes_a_video(data, tmp_path):
 def test_the_model_acts_the_same_whatever_other_environments_do(data):
     """Noise belongs to (seed, call, environment): one environment's actions do not depend on how many there are."""
     sampler = Sampler(data.config, data.transform, tuple(data.recording.cameras), Execution())
-    weights = init_state(data.config).weights
+    weights = initial_state(data.config).weights
     from sharder.data.planar_arm import PlanarArm
 
     observation = PlanarArm(np.arange(3), 16).observe()

@@ -1,7 +1,7 @@
 """What is written for openpi is read back as the same weights and normalization."""
 
 import numpy as np
-from micro import micro_config
+from micro import initial_state, micro_config
 
 from sharder.data.dataset import open_dataset
 from sharder.data.norm_stats import read
@@ -9,15 +9,14 @@ from sharder.training.checkpoint import Checkpoints
 from sharder.training.export import to_openpi_layout
 from sharder.training.meaning import about
 from sharder.training.pretrained import read_weights
-from sharder.training.state import init_state
 
 
 def test_export_and_start_from_it(tmp_path):
     data = open_dataset(micro_config(tmp_path))
-    config, state = data.config, init_state(data.config)
+    config, state = data.config, initial_state(data.config)
     state.ema.update({path: value * 2 for path, value in state.ema.items()})  # the average is what acts
     checkpoints = Checkpoints(tmp_path / "mine" / "run" / "checkpoints", config.checkpoint)
-    checkpoints.save(state, 3, about(config, data.normalization, ("base_0_rgb",), data.recording.fingerprint, 3))
+    checkpoints.save(state, 3, about(data, 3))
     checkpoints.close()
 
     config.resume = str(tmp_path / "mine" / "run")

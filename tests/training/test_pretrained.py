@@ -1,18 +1,22 @@
 """Training starts from our checkpoints, openpi's parameters or PaliGemma's npz; what does not fit is named."""
 
+import logging
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from micro import micro_config
+from micro import initial_state, micro_config
 
+from sharder.data.dataset import open_dataset
 from sharder.errors import UserError
 from sharder.model.openpi_names import to_openpi
 from sharder.model.pi0 import init_weights
 from sharder.training.checkpoint import Checkpoints, nest
-from sharder.training.pretrained import read_weights
-from sharder.training.state import init_state
+from sharder.training.meaning import about
+from sharder.training.pretrained import read_weights, warn_of_other_statistics
+from sharder.training.state import run_once
 
 
 @pytest.fixture
@@ -25,7 +29,7 @@ def config(tmp_path):
 @pytest.fixture
 def source(config):
     """Weights that the config's seed does not draw."""
-    return init_weights(config.model, jax.random.key(123))
+    return run_once(lambda: init_weights(config.model, jax.random.key(123)))
 
 
 def same(found, wanted):
@@ -58,7 +62,7 @@ def test_paligemma_npz_leaves_the_action_expert_random(tmp_path, config, source)
     archive = {path.replace("PaliGemma/", "params/"): np.asarray(value) for path, value in kept.items()}
     np.savez(tmp_path / "pali.npz", **archive)
     weights, said = read_weights(tmp_path / "pali.npz", config)
-    drawn = init_state(config).weights
+    drawn = initial_state(config).weights
     for path, value in weights.items():
         ours = "action" in path or path.startswith("state_in")
         np.testing.assert_allclose(value, drawn[path] if ours else source[path], rtol=1e-6, err_msg=path)
@@ -66,7 +70,7 @@ def test_paligemma_npz_leaves_the_action_expert_random(tmp_path, config, source)
 
 
 def test_our_own_checkpoint_gives_its_averaged_weights(tmp_path, config):
-    state = init_state(config)
+    state = initial_state(config)
     state.ema.update({path: value + 1 for path, value in state.ema.items()})
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints", config.checkpoint)
     checkpoints.save(state, 7, {"step": 7})
@@ -105,3 +109,18 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path, config, source):
     (tmp_path / "bad.npz").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"bad\.npz cannot be read"):
         read_weights(tmp_path / "bad.npz", config)
+
+
+def test_other_statistics_than_in_the_weights_training_are_told(tmp_path, caplog):
+    data = open_dataset(micro_config(tmp_path))
+    folder = tmp_path / "base" / "run"
+    checkpoints = Checkpoints(folder / "checkpoints", data.config.checkpoint)
+    checkpoints.save(initial_state(data.config), 3, about(data, 3))
+    checkpoints.close()
+    with caplog.at_level(logging.WARNING, "sharder"):
+        warn_of_other_statistics(folder, data)
+        assert not caplog.records
+        data.normalization.actions.std[1] *= 1.2
+        warn_of_other_statistics(folder, data)
+    (record,) = caplog.records
+    assert "actions" in record.message and "elbow" in record.message and "shoulder" not in record.message

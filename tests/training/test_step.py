@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from micro import micro_config, random_batch
+from micro import initial_state, micro_config, random_batch
 
 from sharder.config import AugmentConfig
 from sharder.model.execution import Execution
 from sharder.model.pi0 import build, flow_matching_loss
-from sharder.training.state import init_state
 from sharder.training.step import draw_noise, draw_time, example_keys, example_losses, make_train_step, observe
 
 
@@ -43,7 +42,7 @@ def test_noise_is_standard_normal_and_apart_from_time():
 @pytest.mark.parametrize("accumulation", [2, 4])
 def test_accumulation_changes_neither_loss_nor_weights(tmp_path, accumulation):
     whole, parts = micro_config(tmp_path), micro_config(tmp_path, accumulation=accumulation)
-    one, other = init_state(whole), init_state(whole)
+    one, other = initial_state(whole), initial_state(whole)
     step_whole = jax.jit(make_train_step(whole, Execution()))
     step_parts = jax.jit(make_train_step(parts, Execution()))
     for step in range(3):
@@ -60,7 +59,7 @@ def test_accumulation_changes_neither_loss_nor_weights(tmp_path, accumulation):
 
 def test_loss_is_the_mean_of_what_each_example_would_lose_alone(tmp_path):
     config = micro_config(tmp_path)
-    weights, batch = init_state(config).weights, random_batch(config)
+    weights, batch = initial_state(config).weights, random_batch(config)
     keys = example_keys(config.train.seed, jnp.int32(0), config.train.batch_size)
     losses = example_losses(weights, batch, keys, config, Execution())
     for i in range(config.train.batch_size):
@@ -73,7 +72,7 @@ def test_schedule_ema_and_frozen_weights(tmp_path):
     config = micro_config(tmp_path)
     config.model = dataclasses.replace(config.model, freeze=["gemma/layers/language"])
     config.model.language.lora_rank = config.model.action.lora_rank = 2
-    before = init_state(config)
+    before = initial_state(config)
     assert before.frozen and all(path.startswith("gemma/layers/language") for path in before.frozen)
     assert any("/lora/" in path and "language" in path for path in before.trainable)
     after, metrics = jax.jit(make_train_step(config, Execution()))(before, random_batch(config))
@@ -101,7 +100,7 @@ def test_nano_overfits_one_batch_with_fixed_noise_and_time(tmp_path):
     import optax
 
     optimizer = optax.adam(2e-3)
-    state = init_state(config)
+    state = initial_state(config)
 
     def loss_of(weights):
         model = build(config.model, weights)
