@@ -39,6 +39,7 @@ from sharder.usage import usage
 from sharder.validation import validate
 
 Handover = Callable[[Path, Config, int], int]  # (claimed folder, config, lock) -> exit code
+INTERRUPTED = 130  # exit code after Ctrl-C before a worker runs
 SEARCH_PATH = "hydra.searchpath"
 STANDING_ON_A_CHECKPOINT = ("evaluate", "convert")  # commands that take a run's checkpoint as it is
 OF_THE_CHECKPOINT = ("train", "model", "data", "optimizer")  # what they take from it, unless typed
@@ -88,6 +89,9 @@ def main(command: str, handover: Handover, argv: Sequence[str] | None = None) ->
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def composed(command: str, typed: Sequence[str]) -> list[Config]:
@@ -217,6 +221,9 @@ class _Composer:
 
 def _read(command: str, composed: DictConfig, overrides: Sequence[str]) -> Config:
     """The typed, checked config of a composition; on top of the checkpoint's for a command that stands on one."""
+    missing = sorted(str(key) for key in OmegaConf.missing_keys(composed) if not str(key).startswith("hydra."))
+    if missing:
+        raise UserError(f"{missing[0]}: found ???, which is no value; set {missing[0]}=..., or leave it out")
     plain = OmegaConf.masked_copy(composed, _own_keys(composed))
     resume = run_folder.parse_resume(plain.resume)
     if command in STANDING_ON_A_CHECKPOINT:

@@ -41,6 +41,7 @@ from sharder.errors import UserError
 CONFIG = Path(".hydra/config.yaml")
 OVERRIDES = Path(".hydra/overrides.yaml")
 ABOUT = Path("about/metadata")  # in a checkpoint: JSON, written by training/checkpoint.py
+CLAIMED = {".hydra", "lock", "checkpoints"}  # what a folder holds before its run has done anything
 LONGEST_ID = 120  # characters; file systems allow 255 bytes a name
 NOT_IN_ID = ("run.", "resume")  # overrides that say where a run goes or starts from, not what it is
 VERSIONS_OF = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "av", "pyarrow", "hydra-core")
@@ -65,8 +66,9 @@ class RunFolder:
     before: dict[Path, str] | None  # what an earlier attempt's config files said; None: the folder is new
 
     def undo(self) -> None:
-        """As if this attempt had never been: for one that was refused."""
-        if self.before is None:
+        """As if this attempt had never been: for one that was refused. A folder that anything ran in stays."""
+        holds = {entry.name for entry in self.path.iterdir()}
+        if self.before is None and holds <= CLAIMED and not checkpoint_steps(self.path):
             shutil.rmtree(self.path, ignore_errors=True)
         for name, text in (self.before or {}).items():
             write_atomically(self.path / name, text)

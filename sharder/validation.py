@@ -6,7 +6,9 @@ key may have; the options of the config groups of the same name are the same wor
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,13 @@ ABOVE_ZERO = (
     *("optimizer.learning_rate", "optimizer.eps", "optimizer.clip_norm", "data.min_range"),
     *("model.language.lora_alpha", "model.action.lora_alpha"),
 )
+AT_MOST = {  # more is a slip of the hand, or does not fit where the number goes
+    **dict.fromkeys(("train.steps", "train.seed", "evaluation.seed", "optimizer.decay_steps"), 2**31 - 1_000_000),
+    **dict.fromkeys(("train.batch_size", "model.vocabulary"), 2**24),
+    **dict.fromkeys(("model.horizon", "model.action_dim", "model.prompt_tokens", "model.flow_steps"), 2**14),
+    **dict.fromkeys(("data.workers", "data.prefetch", "model.image_size"), 2**12),
+    **dict.fromkeys(("optimizer.weight_decay", "optimizer.learning_rate", "data.min_range"), 1e6),
+}
 SHARES = ("data.augment.brightness", "data.augment.contrast", "data.augment.saturation")
 BYTE_VOCABULARY = 258  # padding, begin, and one token a byte
 
@@ -60,6 +69,8 @@ def validate(config: Config) -> None:
         _require(config, key, lambda value: value >= 0, "0 or more")
     for key in ABOVE_ZERO:
         _require(config, key, lambda value: 0 < value < float("inf"), "a finite number above 0")
+    for key, largest in AT_MOST.items():
+        _require(config, key, partial(operator.ge, largest), f"at most {largest:,}")
     for key in SHARES:
         _require(config, key, lambda value: 0 <= value <= 1, "0 to 1")
     _validate_run(config)

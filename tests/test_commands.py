@@ -95,3 +95,18 @@ def test_an_output_folder_that_cannot_be_written(tmp_path):
 def test_an_output_folder_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     assert "run.root" in refused("train", *MICRO, f"run.root={tmp_path}/file")
+
+
+def test_a_damaged_checkpoint_is_one_line_that_says_which(tmp_path):
+    assert command("train", *MICRO, "run.id=hurt", "train.steps=2", "tracking=off").returncode == 0
+    about = Path("outputs/train/hurt/checkpoints/2/about/metadata")
+    about.write_text("{")
+    line = refused("train", *MICRO, "run.id=hurt", "train.steps=3", "tracking=off")
+    assert "checkpoints/2/about/metadata" in line and "step 2" in line
+
+
+def test_going_back_within_a_run_is_refused_with_what_to_do():
+    base = (*MICRO, "run.id=back", "checkpoint.every_steps=1", "tracking=off")
+    assert command("train", *base, "train.steps=2").returncode == 0
+    line = refused("train", *base, "train.steps=3", "resume=outputs/train/back@1")
+    assert "another run.id" in line

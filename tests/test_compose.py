@@ -62,6 +62,11 @@ def _keys(node: object, prefix: str = "") -> set[str]:
     return {key for name, inner in node.items() for key in _keys(inner, f"{prefix}.{name}")}
 
 
+def test_a_value_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compose.main("train", Handed(), ["train.steps=???"]) == 2
+    assert "train.steps: found ???" in capsys.readouterr().err
+
+
 def test_the_full_models_have_openpis_shapes() -> None:
     pi0 = composed("model=pi0").model
     assert (pi0.vision.width, pi0.vision.depth, pi0.vision.mlp_dim, pi0.vision.heads) == (1152, 27, 4304, 16)
@@ -89,7 +94,7 @@ def test_values_reach_the_config() -> None:
         "left_wrist_0_rgb": "observation.images.wrist",
     }
     assert config.data.episodes == [0, 3]
-    assert (config.data.augment.crop, config.data.augment.brightness, config.data.augment.contrast) == (1.0, 0.0, 0.4)
+    assert (config.data.augment.crop, config.data.augment.brightness, config.data.augment.contrast) == (1.0, 0.0, 0.1)
     assert config.data.prompt == "pick it up, then stop"
     assert config.tracking.mode == "off"
     assert config.optimizer.ema_decay is None

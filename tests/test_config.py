@@ -76,6 +76,10 @@ REFUSED = [
     ({"mesh__fsdp": 2}, "hardware.count", "found 1", "1 x 2 = 2"),
     ({"hardware__count": 2, "mesh__batch": 2, "hardware__hosts": 3}, "hardware.hosts", "found 3", "a divisor"),
     ({"attn__name": "flash"}, "attn.name", "found 'flash'", "naive, xla"),
+    ({"train__seed": 2**63}, "train.seed", "found 9223372036854775808", "at most"),
+    ({"train__steps": 10**20}, "train.steps", "found 1000", "at most"),
+    ({"optimizer__weight_decay": float("inf")}, "optimizer.weight_decay", "found inf", "at most"),
+    ({"model__horizon": 10**9}, "model.horizon", "found 1000000000", "at most"),
 ]
 
 

@@ -89,6 +89,31 @@ def test_a_new_attempt_rewrites_the_config_and_keeps_the_rest(tmp_path: Path) ->
     second.release()
 
 
+def test_undoing_a_refused_attempt_removes_a_new_folder_and_restores_an_old_ones_config(tmp_path: Path) -> None:
+    claimed = run_folder.claim(config_in(tmp_path), [])
+    claimed.undo()
+    claimed.release()
+    assert not claimed.path.exists()
+    run_folder.claim(config_in(tmp_path), ["first"]).release()
+    other = config_in(tmp_path)
+    other.train.seed = 9
+    again = run_folder.claim(other, ["second"])
+    again.undo()
+    again.release()
+    assert run_folder.load_config(claimed.path).train.seed == 0
+    assert (claimed.path / run_folder.OVERRIDES).read_text() == "- first\n"
+
+
+@pytest.mark.parametrize("trace", ["metrics.jsonl", "environment.json", "checkpoints/10/about"])
+def test_nothing_that_a_run_has_made_is_ever_undone(tmp_path: Path, trace: str) -> None:
+    claimed = run_folder.claim(config_in(tmp_path), [])
+    (claimed.path / trace).parent.mkdir(parents=True, exist_ok=True)
+    (claimed.path / trace).write_text("")
+    claimed.undo()
+    claimed.release()
+    assert (claimed.path / trace).exists()
+
+
 def test_a_folder_in_use_is_refused_and_its_config_untouched(tmp_path: Path) -> None:
     config = config_in(tmp_path)
     first = run_folder.claim(config, [])

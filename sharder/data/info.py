@@ -81,7 +81,10 @@ def read_info(root: str | Path) -> Info:
             f"{where}: codebase_version is {shortened(version)}, and what can be read is {' and '.join(VERSIONS)}; "
             "convert the recording with LeRobot's own tools"
         )
-    fps = float(entry(record, "fps", (int, float), where))
+    try:
+        fps = float(entry(record, "fps", (int, float), where))
+    except OverflowError:
+        fps = math.inf
     if not (math.isfinite(fps) and fps > 0):
         raise UserError(f"{where}: fps is {fps}, and should be a positive number of frames a second")
     features = {

@@ -33,6 +33,8 @@ TABLE_FORMAT = 1  # raise it when the cached folder's contents change
 
 log = logging.getLogger(__name__)
 
+RATE_TOLERANCE = 0.1  # share: clocks run a little fast or slow, another rate is off by far more
+
 
 def open_recording(
     root: str | Path,
@@ -177,6 +179,7 @@ def write_table(
     files = data_files(layout.episodes, selected)
     tasks = write_frame_table(folder, files, int(bounds[-1]), state, action, layout.tasks)
     timestamps = mapped(folder / "timestamp.npy")
+    check_rate(info, timestamps, selected, rows)
     fingerprint = hashlib.sha256(json.dumps([info.fps, state.key, action.key, tasks, dict(cameras)]).encode())
     for array in ("states", "actions", "episode", "task"):
         fingerprint.update(mapped(folder / f"{array}.npy").data)
@@ -199,6 +202,17 @@ def write_table(
         "bounds": bounds.tolist(),
     }
     (folder / "table.json").write_text(json.dumps(said))
+
+
+def check_rate(info: Info, timestamps: np.ndarray, selected: Sequence[Episode], rows: Mapping[int, slice]) -> None:
+    """Frames are found by time: an fps that is not the recording's would find the wrong ones."""
+    for episode in selected:
+        steps = np.diff(timestamps[rows[episode.number]])
+        if len(steps) and abs(np.median(steps) * info.fps - 1) > RATE_TOLERANCE:
+            raise UserError(
+                f"{info.root}: meta/info.json says fps {info.fps:g}, but the frames of episode {episode.number} are "
+                f"{np.median(steps):.6g} s apart, so {1 / max(np.median(steps), 1e-9):.4g} a second; correct fps"
+            )
 
 
 def check_picture(recording: Recording, name: str, feature: Feature, info: Info) -> None:

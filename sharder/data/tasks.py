@@ -36,6 +36,10 @@ def tasks_in_use(numbers: np.ndarray, episode_of: np.ndarray, tasks: dict[int, s
                 f"(it has {', '.join(map(str, sorted(tasks)[:10])) or 'none'}); correct meta/tasks or leave it out"
             )
         text = tasks[number]
+        if text != text.encode(errors="replace").decode():
+            raise UserError(
+                f"episode {episode}: the text of task_index {number} is not Unicode; write it in meta/tasks"
+            )
         if not text.strip():
             raise UserError(
                 f"episode {episode}: the text of task_index {number} is empty; write it in meta/tasks, "

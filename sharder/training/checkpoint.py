@@ -8,9 +8,12 @@ What acts (ema or trainable, and frozen) can be read without the rest: evaluatio
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 import orbax.checkpoint as ocp
@@ -21,6 +24,7 @@ from sharder.model.weight import Weights
 from sharder.training.state import TrainState
 
 ABOUT = "about"
+NO_ROOM = ("RESOURCE_EXHAUSTED", "No space left", "quota")  # how a full disk is told of
 
 
 def nest(weights: Weights) -> dict[str, Any]:
@@ -73,14 +77,41 @@ class Checkpoints:
     def save(self, state: TrainState, step: int, about: dict[str, Any]) -> None:
         """Returns once the arrays are copied; writing goes on beside training."""
         items = {name: ocp.args.StandardSave(tree) for name, tree in _items(state).items()}
-        self._manager.save(step, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items), force=True)
+        with self._room():
+            self._manager.save(step, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items), force=True)
 
     def wait(self) -> None:
-        self._manager.wait_until_finished()
+        """Returns when the last save is on disk."""
+        with self._room():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
-        self._manager.wait_until_finished()
+        self.wait()
         self._manager.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        with contextlib.suppress(Exception):  # what ended the run is what is said
+            self.close()
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        """A save that found no room, whenever Orbax tells of it, is said in one line."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            if not any(word in str(error) for word in NO_ROOM):
+                raise
+            free, safe = shutil.disk_usage(self.folder).free / 1e9, self._manager.latest_step()
+            raise UserError(
+                f"{self.folder}: no room to save, {free:.3g} GB are free; "
+                f"{'no step is' if safe is None else f'step {safe} is'} saved; free some and run the same run.id again"
+            ) from error
 
     def check_room(self, bytes_each: int, steps: int) -> None:
         """Refuses at the start what would fail late: the disk must hold all that retention asks for, and one more."""
@@ -105,14 +136,20 @@ def _step_folder(folder: Path, step: int) -> Path:
 
 def read_about(folder: Path, step: int) -> dict[str, Any]:
     """The JSON saved beside the arrays of `folder`/<step>."""
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-        return reader.restore(_step_folder(folder, step) / ABOUT)
+    file = _step_folder(folder, step) / ABOUT / "metadata"
+    try:
+        return json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise _damaged(file, error) from error
 
 
 def _read(path: Path, target: dict[str, Any]) -> Any:
     """Arrays of one item, placed like `target` (shapes, dtypes and shardings), whatever devices wrote them."""
     with ocp.StandardCheckpointer() as reader:
-        saved = {name: tuple(array.shape) for name, array in flat(reader.metadata(path).item_metadata.tree).items()}
+        try:
+            saved = {name: tuple(array.shape) for name, array in flat(reader.metadata(path).item_metadata.tree).items()}
+        except (ValueError, OSError, AttributeError) as error:
+            raise _damaged(path, error) from error
         wanted = {name: tuple(array.shape) for name, array in flat(target).items()}
         for name in sorted(saved.keys() | wanted.keys()):
             if saved.get(name) != wanted.get(name):
@@ -120,7 +157,18 @@ def _read(path: Path, target: dict[str, Any]) -> Any:
                     f"checkpoint {path}: {name} has shape {saved.get(name)}, this model's has {wanted.get(name)}; "
                     "choose the model it was saved with"
                 )
-        return reader.restore(path, target)
+        try:
+            return reader.restore(path, target)
+        except (ValueError, OSError) as error:
+            raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    step = next(part for part in reversed(path.parts) if part.isdecimal())
+    return UserError(
+        f"checkpoint {path}: cannot be read ({str(error).splitlines()[0][:120]}); move the folder of step {step} away "
+        "to go on from the step before it"
+    )
 
 
 def read_state(folder: Path, step: int, target: TrainState) -> TrainState:

@@ -68,7 +68,7 @@ def train(data: Dataset, folder: Path) -> None:
     )
     clock = Clock()
 
-    with loader, open_tracker(config, folder, first_step) as tracker:
+    with loader, open_tracker(config, folder, first_step) as tracker, checkpoints:
         if config.evaluation.at_start and first_step == 0:
             _evaluate(sampler, state.best_weights, config, tracker, first_step, "before training")
         under_way: tuple[int, Metrics] | None = None  # a dispatched step, finished once the next one is dispatched
@@ -85,7 +85,7 @@ def train(data: Dataset, folder: Path) -> None:
                 under_way = None
                 with clock.paused():
                     checkpoints.save(state, step + 1, about(data, step + 1))
-        checkpoints.close()  # the last one is on disk before anything is said of it
+        checkpoints.wait()  # the last save is on disk before anything is said of it
         if config.evaluation.at_end:
             _evaluate(sampler, state.best_weights, config, tracker, steps, "after training")
     log.info(f"finished at step {steps}; run folder: {folder}")

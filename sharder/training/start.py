@@ -9,6 +9,7 @@ import jax
 
 from sharder.config import Config
 from sharder.data.dataset import Dataset
+from sharder.errors import UserError
 from sharder.run_folder import parse_resume
 from sharder.training.checkpoint import Checkpoints, read_about, read_state
 from sharder.training.meaning import check_meaning, meaning
@@ -42,7 +43,15 @@ def starting_state(data: Dataset, checkpoints: Checkpoints, target: TrainState) 
 
 def _where(config: Config, checkpoints: Checkpoints) -> tuple[Path, int] | None:
     """(folder of checkpoints, step) to resume from."""
-    if checkpoints.newest is not None:
-        return checkpoints.folder, checkpoints.newest
     resume = parse_resume(config.resume)
-    return None if resume.folder is None else resume.checkpoint()
+    own = checkpoints.folder, checkpoints.newest
+    if resume.folder is not None:
+        wanted = resume.checkpoint()
+        if wanted[0].resolve() == own[0] and wanted != own:
+            raise UserError(
+                f"resume: found step {wanted[1]} of the run's own folder, which is at step {own[1]} already; allowed: "
+                "auto, or another run.id to branch off from there"
+            )
+    if own[1] is not None:
+        return own[0], own[1]
+    return None if resume.folder is None else wanted

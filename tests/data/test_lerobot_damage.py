@@ -111,6 +111,8 @@ def test_root_that_is_no_recording(root, change_root, message):
         ({"fps": "thirty"}, "'fps' is thirty, and should be int or float"),
         ({"fps": 0}, "fps is 0.0, and should be a positive number"),
         ({"fps": float("nan")}, "fps is nan"),
+        ({"fps": 10**400}, "fps is inf"),
+        ({"fps": 60}, "says fps 60, but the frames of episode 0 are"),
         ({"total_frames": 19}, "says total_frames = 19, but .*episodes.* has 18"),
         ({"total_episodes": 3}, "says total_episodes = 3, but .*episodes.* has 4"),
         ({"total_tasks": 1}, "says total_tasks = 1, but .*tasks.* has 2"),
