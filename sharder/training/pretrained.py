@@ -88,8 +88,8 @@ def _completed(found: Weights, path: Path, config: Config, kind: str) -> tuple[W
         raise UserError(f"model.weights: {path} has no weight of model={config.model.name}; choose the model it is of")
     weights = {name: jnp.asarray(found[name], wanted[name].dtype) for name in wanted if name in found}
     if missing:
-        seed = config.train.seed
-        weights |= run_once(lambda: {n: init_weights(config.model, jax.random.key(seed))[n] for n in missing})
+        drawn = run_once(lambda: init_weights(config.model, jax.random.key(config.train.seed)))
+        weights |= {name: drawn[name] for name in missing}
     heads = sorted({"/".join(name.split("/")[:3]) for name in missing})
     rest = f"; at random, since it lacks them: {', '.join(heads)}" if missing else ""
     return {name: weights[name] for name in wanted}, f"{kind} from {path}{rest}"

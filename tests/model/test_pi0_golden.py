@@ -21,7 +21,6 @@ ZERO_GRADIENT = 1e-9  # leaves whose gradient is zero in exact arithmetic hold r
 EXECUTIONS = [
     Execution("naive", "none"),
     Execution("naive", "full"),
-    Execution("xla", "dots"),
     Execution("xla", "dots_no_batch"),
 ]
 

@@ -25,8 +25,7 @@ def test_nest_and_flat_are_inverses():
     assert flat(nest(weights)) == weights
 
 
-@pytest.mark.parametrize("ema_decay", [0.9, None])
-@pytest.mark.parametrize("freeze", [[], ["vision/"]])
+@pytest.mark.parametrize(("ema_decay", "freeze"), [(0.9, ["vision/"]), (None, [])])
 def test_a_trained_state_comes_back_to_the_bit(tmp_path, ema_decay, freeze):
     config = micro_config(tmp_path)
     config.optimizer.ema_decay, config.model.freeze = ema_decay, freeze
