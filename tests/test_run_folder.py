@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,29 +141,28 @@ def test_the_lock_outlives_the_command_while_its_worker_lives(tmp_path: Path) ->
     run_folder.claim(config_in(tmp_path), []).release()
 
 
-def _claim(root: str, start: str, answers: "multiprocessing.SimpleQueue[str]") -> None:
-    while not Path(start).exists():
-        pass
+def _claim(root: str, start: Any, done: Any, answers: Any) -> None:
+    start.wait(60)
     try:
         run_folder.claim(config_in(Path(root)), [])
         answers.put("claimed")
-    except UserError as error:
+    except Exception as error:
         answers.put(str(error))
-    while Path(start).exists():
-        pass
+    done.wait(60)  # the winner holds its lock until both have answered
 
 
 def test_of_two_runs_that_claim_one_folder_at_once_one_gets_it(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    answers, start = context.SimpleQueue(), tmp_path / "start"
-    rivals = [context.Process(target=_claim, args=(str(tmp_path / "runs"), str(start), answers)) for _ in range(2)]
+    start, done, answers = context.Event(), context.Event(), context.Queue()
+    arguments = (str(tmp_path / "runs"), start, done, answers)
+    rivals = [context.Process(target=_claim, args=arguments, daemon=True) for _ in range(2)]
     for rival in rivals:
         rival.start()
-    start.touch()
-    told = sorted(answers.get() for _ in rivals)
-    start.unlink()
+    start.set()
+    told = sorted(answers.get(timeout=60) for _ in rivals)
+    done.set()
     for rival in rivals:
-        rival.join()
+        rival.join(60)
     assert told[0] == "claimed"
     assert told[1].startswith("run.id: found 'one', but process")
 
