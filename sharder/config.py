@@ -122,6 +122,11 @@ class DataConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     planar_arm: PlanarArmConfig = field(default_factory=PlanarArmConfig)
 
+    @property
+    def has_simulator(self) -> bool:
+        """Can a policy be rolled out where these data come from?"""
+        return self.kind == "planar_arm" and self.root is None
+
 
 @dataclass
 class OptimizerConfig:

@@ -16,7 +16,6 @@ from sharder.data.pipeline import BatchSource
 from sharder.data.planar_arm_recording import ensure_recorded
 from sharder.data.tokenizer import make_tokenizer
 from sharder.data.transforms import ExampleTransform
-from sharder.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +45,10 @@ class Dataset:
 def root_of(config: Config) -> Path:
     """Where the recording lies; the embedded one is made here the first time."""
     data = config.data
-    if data.kind == "planar_arm" and data.root is None:
+    if data.has_simulator:
         arm = data.planar_arm
         return ensure_recorded(arm.episodes, arm.seed, arm.image_size)
-    if data.root is None:
-        raise UserError(
-            "data.root: found null, allowed with data=lerobot: a LeRobot set's folder; add data.root=<folder>"
-        )
+    assert data.root is not None  # validation.py
     return Path(data.root)
 
 

@@ -21,9 +21,9 @@ import orbax.checkpoint as ocp
 from sharder.config import CheckpointConfig
 from sharder.errors import UserError
 from sharder.model.weight import Weights
+from sharder.run_folder import ABOUT
 from sharder.training.state import TrainState
 
-ABOUT = "about"
 NO_ROOM = ("RESOURCE_EXHAUSTED", "No space left", "quota")  # how a full disk is told of
 
 
@@ -129,14 +129,14 @@ class Checkpoints:
 
 def _step_folder(folder: Path, step: int) -> Path:
     path = folder / str(step)
-    if not (path / ABOUT).is_dir():
+    if not (path / ABOUT).parent.is_dir():
         raise UserError(f"resume: {path} is not a complete checkpoint; choose another step or run folder")
     return path
 
 
 def read_about(folder: Path, step: int) -> dict[str, Any]:
     """The JSON saved beside the arrays of `folder`/<step>."""
-    file = _step_folder(folder, step) / ABOUT / "metadata"
+    file = _step_folder(folder, step) / ABOUT
     try:
         return json.loads(file.read_text())
     except (OSError, ValueError) as error:
@@ -174,7 +174,7 @@ def _damaged(path: Path, error: Exception) -> UserError:
 def read_state(folder: Path, step: int, target: TrainState) -> TrainState:
     """The state saved at `step`, placed like `target`: any mesh reads any other's."""
     read = {name: _read(_step_folder(folder, step) / name, tree) for name, tree in _items(target).items()}
-    numbered = [leaf for _, leaf in sorted(read["optimizer"].items())]
+    numbered = [leaf for _, leaf in sorted(read["optimizer"].items(), key=lambda item: int(item[0]))]
     return TrainState(
         step=jax.device_put(jax.numpy.int32(step), target.step.sharding),
         trainable=flat(read["trainable"]),

@@ -14,23 +14,17 @@ import orbax.checkpoint as ocp
 from sharder.config import Config
 from sharder.data import norm_stats
 from sharder.model.openpi_names import to_openpi
-from sharder.parallel.mesh import make_mesh, replicated
-from sharder.run_folder import parse_resume
-from sharder.training.checkpoint import nest, read_about, read_best_weights
-from sharder.training.loop import placed
-from sharder.training.meaning import saved_normalization
-from sharder.training.state import abstract_state
+from sharder.training.checkpoint import nest
+from sharder.training.saved import read_policy
 
 log = logging.getLogger(__name__)
 
 
 def to_openpi_layout(config: Config, folder: Path) -> None:
-    checkpoints, step = parse_resume(config.resume).checkpoint()
-    saved = read_about(checkpoints, step)
-    weights = read_best_weights(checkpoints, step, placed(abstract_state(config), replicated(make_mesh(config.mesh))))
+    saved = read_policy(config)
     with ocp.PyTreeCheckpointer() as writer:
-        writer.save((folder / "params").absolute(), {"params": nest(to_openpi(config.model, weights))})
-    stats = folder / "assets" / checkpoints.parent.parent.name / "norm_stats.json"
-    norm_stats.write(stats, saved_normalization(saved))
+        writer.save((folder / "params").absolute(), {"params": nest(to_openpi(config.model, saved.weights))})
+    stats = folder / "assets" / saved.run_name / "norm_stats.json"
+    norm_stats.write(stats, saved.normalization)
     acting = "averaged" if config.optimizer.ema_decay is not None else "trained"
-    log.info(f"written: {folder / 'params'} (the {acting} weights of step {step}) and {stats}")
+    log.info(f"written: {folder / 'params'} (the {acting} weights of step {saved.step}) and {stats}")

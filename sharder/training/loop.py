@@ -144,7 +144,7 @@ def _finish_step(
 
 
 def _evaluate(sampler: Sampler, weights: Weights, config: Config, tracker: Tracker, step: int, when: str) -> None:
-    if config.data.kind != "planar_arm" or config.data.root is not None:
+    if not config.data.has_simulator:
         if when == "before training":
             tracker.message("closed-loop evaluation: there is no simulator of this recording, none is done")
         return

@@ -97,10 +97,10 @@ def _completed(found: Weights, path: Path, config: Config, kind: str) -> tuple[W
 
 def _our_checkpoint(path: Path) -> Path | None:
     """The folder of one checkpoint of ours, given it, a run folder, or its checkpoints folder."""
-    if (path / ABOUT).is_dir():
+    if (path / ABOUT).parent.is_dir():
         return path
     for folder in (path / "checkpoints", path):
-        steps = [entry for entry in folder.iterdir() if (entry / ABOUT).is_dir()] if folder.is_dir() else []
+        steps = [entry for entry in folder.iterdir() if (entry / ABOUT).parent.is_dir()] if folder.is_dir() else []
         if steps:
             return max(steps, key=lambda entry: int(entry.name) if entry.name.isdecimal() else -1)
     return None

@@ -1,0 +1,42 @@
+"""What acts in a checkpoint: its weights, its normalization and the cameras they were trained with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sharder.config import Config
+from sharder.data.normalize import Normalization
+from sharder.model.weight import Weights
+from sharder.parallel.mesh import make_mesh, replicated
+from sharder.run_folder import parse_resume
+from sharder.training.checkpoint import read_about, read_best_weights
+from sharder.training.loop import placed
+from sharder.training.meaning import saved_normalization
+from sharder.training.state import abstract_state
+
+
+@dataclass(frozen=True)
+class SavedPolicy:
+    path: Path  # <run.root>/<run.name>/<run.id>/checkpoints/<step>
+    weights: Weights  # the averaged ones where there are any
+    normalization: Normalization
+    cameras: tuple[str, ...]
+
+    @property
+    def step(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def run_name(self) -> str:
+        """What `run.name` was."""
+        return self.path.parents[2].name
+
+
+def read_policy(config: Config) -> SavedPolicy:
+    """The one that `config.resume` names, placed on the mesh of `config`."""
+    checkpoints, step = parse_resume(config.resume).checkpoint()
+    saved = read_about(checkpoints, step)
+    target = placed(abstract_state(config), replicated(make_mesh(config.mesh)))
+    weights = read_best_weights(checkpoints, step, target)
+    return SavedPolicy(checkpoints / str(step), weights, saved_normalization(saved), tuple(saved["cameras"]))
