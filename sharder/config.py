@@ -144,14 +144,27 @@ class OptimizerConfig:
 
 @dataclass
 class MeshConfig:
-    batch: int = 1
-    fsdp: int = 1
+    batch: int = 1  # devices along it hold other examples and the same weights
+    fsdp: int = 1  # devices along it hold other examples and other slices of the weights
+
+    @property
+    def size(self) -> int:
+        return self.batch * self.fsdp
+
+
+@dataclass
+class LayoutConfig:
+    """Who holds which slice, and who writes the collectives."""
+
+    name: str = "gather"  # gather | auto | published
+    reduction: str = "auto"  # auto | fixed_order | transport
+    min_shard_bytes: int = 16384  # of one layer: smaller weights are held whole by every device
 
 
 @dataclass
 class HardwareConfig:
-    kind: str = "auto"
-    count: int = 1
+    kind: str = "auto"  # auto | cpu
+    count: int | None = None  # devices over all hosts; null: as many as the mesh has
     hosts: int = 1
 
 
@@ -182,8 +195,20 @@ class EvaluationConfig:
 
 
 @dataclass
+class LaunchConfig:
+    """How workers are started, and how long processes wait for one another."""
+
+    name: str = "inline"  # inline | local
+    processes: int = 1  # workers on this machine
+    start_timeout_s: float = 600.0  # for every process to answer the roll call
+    barrier_timeout_s: float = 1800.0  # for every process to reach a named point
+    late_after_s: float = 10.0  # who is missing is named after this long, and again and again
+    preflight_timeout_s: float = 120.0  # for the first collective to return
+
+
+@dataclass
 class ChoiceConfig:
-    """A group whose option is one word (attn, remat, layout ...)."""
+    """A group whose option is one word (attn, remat ...)."""
 
     name: str
 
@@ -196,13 +221,14 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    layout: LayoutConfig = field(default_factory=LayoutConfig)
     attn: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("naive"))
     remat: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("none"))
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    launch: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("inline"))
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
     profile: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("off"))
     resume: str = "auto"
     experiment: Any = None

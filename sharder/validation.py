@@ -23,9 +23,11 @@ CHOICES = {
     "data.normalization": ("auto", "mean_std", "quantiles", "none"),
     "hardware.kind": ("auto", "cpu"),
     "tracking.mode": ("offline", "online", "off"),
-    "attn.name": ("naive", "xla"),
+    "layout.name": ("gather", "auto", "published"),
+    "layout.reduction": ("auto", "fixed_order", "transport"),
+    "attn.name": ("naive", "xla", "flash"),
     "remat.name": ("none", "dots", "dots_no_batch", "full"),
-    "launch.name": ("inline",),
+    "launch.name": ("inline", "local"),
     "profile.name": ("off",),
 }
 EXPERT_WIDTHS = ("width", "depth", "mlp_dim", "heads", "kv_heads", "head_dim")
@@ -35,18 +37,19 @@ AT_LEAST_ONE = (
     *(f"model.{expert}.{name}" for expert in ("language", "action") for name in EXPERT_WIDTHS),
     *("model.vocabulary", "model.image_size", "model.horizon"),
     *("model.flow_steps", "data.prefetch", "data.decoders", "data.planar_arm.episodes", "data.planar_arm.image_size"),
-    *("optimizer.decay_steps", "mesh.batch", "mesh.fsdp", "hardware.count", "hardware.hosts"),
+    *("optimizer.decay_steps", "mesh.batch", "mesh.fsdp", "hardware.hosts", "launch.processes"),
     *("checkpoint.every_steps", "checkpoint.keep", "evaluation.episodes", "evaluation.max_steps", "evaluation.execute"),
     "evaluation.frames",
 )
 AT_LEAST_ZERO = (
     *("model.action_dim", "model.prompt_tokens", "train.seed", "data.workers", "data.frame_cache_mib"),
-    *("data.planar_arm.seed", "evaluation.seed", "optimizer.warmup_steps"),
+    *("data.planar_arm.seed", "evaluation.seed", "optimizer.warmup_steps", "layout.min_shard_bytes"),
     *("optimizer.final_learning_rate", "optimizer.weight_decay", "model.language.lora_rank", "model.action.lora_rank"),
 )
 ABOVE_ZERO = (
     *("optimizer.learning_rate", "optimizer.eps", "optimizer.clip_norm", "data.min_range"),
     *("model.language.lora_alpha", "model.action.lora_alpha"),
+    *(f"launch.{name}_s" for name in ("start_timeout", "barrier_timeout", "late_after", "preflight_timeout")),
 )
 AT_MOST = {  # more is a slip of the hand, or does not fit where the number goes
     **dict.fromkeys(("train.steps", "train.seed", "evaluation.seed", "optimizer.decay_steps"), 2**31 - 1_000_000),
@@ -177,23 +180,32 @@ def _validate_training(config: Config) -> None:
 
 
 def _validate_devices(config: Config) -> None:
-    train, hardware, mesh = config.train, config.hardware, config.mesh
-    if mesh.batch * mesh.fsdp != hardware.count:
+    train, hardware, mesh, launch = config.train, config.hardware, config.mesh, config.launch
+    if hardware.count not in (None, mesh.size):
         raise UserError(
             f"hardware.count: found {hardware.count}, allowed: mesh.batch x mesh.fsdp = {mesh.batch} x {mesh.fsdp} = "
-            f"{mesh.batch * mesh.fsdp}; choose another mesh, or set hardware.count={mesh.batch * mesh.fsdp}"
+            f"{mesh.size}; choose another mesh, or set hardware.count={mesh.size}"
         )
-    if hardware.count % hardware.hosts:
+    if mesh.size % hardware.hosts:
         raise UserError(
-            f"hardware.hosts: found {hardware.hosts}, allowed: a divisor of "
-            f"hardware.count={hardware.count}; change either"
+            f"hardware.hosts: found {hardware.hosts}, allowed: a divisor of the mesh's {mesh.size} devices; "
+            "change either"
         )
-    group = train.accumulation * hardware.count
+    if launch.name == "inline" and launch.processes != 1:
+        raise UserError(
+            f"launch.processes: found {launch.processes}, allowed with launch=inline: 1; choose launch=local"
+        )
+    if mesh.size % launch.processes:
+        raise UserError(
+            f"launch.processes: found {launch.processes}, allowed: a divisor of the mesh's {mesh.size} devices; "
+            "change either"
+        )
+    group = train.accumulation * mesh.size
     if train.batch_size % group:
         nearest = max(1, round(train.batch_size / group)) * group
         raise UserError(
-            f"train.batch_size: found {train.batch_size}, allowed: a multiple of train.accumulation x hardware.count = "
-            f"{train.accumulation} x {hardware.count} = {group}; the nearest is {nearest}"
+            f"train.batch_size: found {train.batch_size}, allowed: a multiple of train.accumulation x devices = "
+            f"{train.accumulation} x {mesh.size} = {group}; the nearest is {nearest}"
         )
 
 

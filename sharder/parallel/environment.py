@@ -16,14 +16,15 @@ QUIET = {
 }
 
 
-def worker_environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
-    """`inherited` with what the worker of this config needs added."""
+def worker_environment(config: Config, inherited: Mapping[str, str], processes: int = 1) -> dict[str, str]:
+    """`inherited` with what one of the `processes` workers of this config needs added."""
     ours = dict(QUIET)
     flags = []
     if config.hardware.kind == "cpu":
         ours["JAX_PLATFORMS"] = "cpu"
-        if config.hardware.count > 1:
-            flags.append(f"--xla_force_host_platform_device_count={config.hardware.count // config.hardware.hosts}")
+    local = config.mesh.size // processes
+    if local > 1:  # where there is an accelerator, jax ignores it
+        flags.append(f"--xla_force_host_platform_device_count={local}")
     environment = {**ours, **inherited}
     merged = merge_flags(flags, inherited.get("XLA_FLAGS", ""))
     if merged:
