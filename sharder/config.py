@@ -172,6 +172,7 @@ class HardwareConfig:
 class TrackingConfig:
     mode: str = "offline"  # offline | online | off
     project: str = "sharder"
+    ledger: bool = False  # write down which examples every step consumed
 
 
 @dataclass

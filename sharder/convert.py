@@ -4,7 +4,7 @@ import sys
 from functools import partial
 
 from sharder.compose import main
-from sharder.supervise.workers import run_inline
+from sharder.supervise.local import run_launched
 
 if __name__ == "__main__":
-    sys.exit(main("convert", partial(run_inline, "convert")))
+    sys.exit(main("convert", partial(run_launched, "convert")))

@@ -1,4 +1,5 @@
-"""What the commands start: `python -m sharder.worker <command> <run folder>` reads the config there and runs it.
+"""What the commands start: `python -m sharder.worker <command> <run folder> [<config file>]` reads the config
+and runs it.
 
 Nothing slow is imported at the top: data worker processes import this file again, and bad data is refused before jax.
 """
@@ -7,33 +8,34 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+import traceback
 from pathlib import Path
 
+from sharder.config import Config
 from sharder.errors import EXIT_USER_ERROR, UserError
+from sharder.run_folder import load_config
 
-INTERRUPTED = 130
+CRASHED, INTERRUPTED = 1, 130
 
 log = logging.getLogger(__name__)
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, config: Config) -> None:
     from sharder.data.dataset import open_dataset
-    from sharder.run_folder import load_config
 
-    data = open_dataset(load_config(folder))
+    data = open_dataset(config)
 
+    from sharder.parallel.distributed import join
     from sharder.training import loop
 
     loop.use_compilation_cache()
-    loop.train(data, folder)
+    loop.train(data, folder, join(config, os.environ, log.info))
 
 
-def evaluate(folder: Path) -> None:
-    from sharder.run_folder import load_config, write_atomically
-
-    config = load_config(folder)
-
+def evaluate(folder: Path, config: Config) -> None:
+    from sharder.run_folder import write_atomically
     from sharder.training import loop, scoring
 
     loop.use_compilation_cache()
@@ -42,11 +44,7 @@ def evaluate(folder: Path) -> None:
     log.info(f"written: {folder / 'evaluation.json'}")
 
 
-def convert(folder: Path) -> None:
-    from sharder.run_folder import load_config
-
-    config = load_config(folder)
-
+def convert(folder: Path, config: Config) -> None:
     from sharder.training import export
 
     export.to_openpi_layout(config, folder)
@@ -55,17 +53,35 @@ def convert(folder: Path) -> None:
 COMMANDS = {"train": train, "evaluate": evaluate, "convert": convert}
 
 
-def main(command: str, folder: Path) -> int:
+def main(command: str, folder: Path, config_file: Path | None = None) -> int:
+    """`config_file`: where this process's config is, when it is not the run folder's (another machine of the run)."""
     _set_up_logging()
     try:
-        COMMANDS[command](folder)
+        COMMANDS[command](folder, load_config(config_file or folder))
+        code = 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        return EXIT_USER_ERROR
+        code = EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
-        return INTERRUPTED
-    return 0
+        code = INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        code = CRASHED
+    return _left(code)
+
+
+def _left(code: int) -> int:
+    """Together with the other processes of the run, if it got as far as meeting them."""
+    if "sharder.parallel.distributed" in sys.modules:
+        from sharder.parallel import distributed
+
+        try:
+            distributed.leave(code)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            return EXIT_USER_ERROR
+    return code
 
 
 def _set_up_logging() -> None:
@@ -83,4 +99,4 @@ if __name__ == "__main__":
     from sharder.supervise.workers import die_with_parent
 
     die_with_parent()
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1], *map(Path, sys.argv[2:])))

@@ -73,9 +73,14 @@ REFUSED = [
     ({"checkpoint__keep": 0}, "checkpoint.keep", "found 0", "1 or more"),
     ({"checkpoint__keep_every": 0}, "checkpoint.keep_every", "found 0", "or null"),
     ({"evaluation__execute": 51}, "evaluation.execute", "found 51", "model.horizon=50"),
-    ({"mesh__fsdp": 2}, "hardware.count", "found 1", "1 x 2 = 2"),
-    ({"hardware__count": 2, "mesh__batch": 2, "hardware__hosts": 3}, "hardware.hosts", "found 3", "a divisor"),
-    ({"attn__name": "flash"}, "attn.name", "found 'flash'", "naive, xla"),
+    ({"hardware__count": 1, "mesh__fsdp": 2}, "hardware.count", "found 1", "1 x 2 = 2"),
+    ({"mesh__batch": 2, "hardware__hosts": 3}, "hardware.hosts", "found 3", "a divisor"),
+    ({"launch__processes": 2}, "launch.processes", "found 2", "launch=inline: 1"),
+    ({"launch__name": "local", "launch__processes": 3, "mesh__fsdp": 4}, "launch.processes", "found 3", "a divisor"),
+    ({"launch__late_after_s": 0.0}, "launch.late_after_s", "found 0.0", "above 0"),
+    ({"mesh__fsdp": 5}, "train.batch_size", "found 32", "1 x 5 = 5"),
+    ({"attn__name": "cudnn"}, "attn.name", "found 'cudnn'", "naive, xla, flash"),
+    ({"layout__name": "zero3"}, "layout.name", "found 'zero3'", "gather, auto, published"),
     ({"train__seed": 2**63}, "train.seed", "found 9223372036854775808", "at most"),
     ({"train__steps": 10**20}, "train.steps", "found 1000", "at most"),
     ({"optimizer__weight_decay": float("inf")}, "optimizer.weight_decay", "found inf", "at most"),
@@ -96,7 +101,7 @@ def test_refusals(values: dict[str, Any], key: str, found: str, allowed: str) ->
 
 CHECKED_OTHERWISE = {
     *("data.augment.crop", "data.augment.rotation_degrees", "data.episodes"),
-    *("optimizer.b1", "optimizer.b2", "optimizer.ema_decay", "checkpoint.keep_every"),
+    *("optimizer.b1", "optimizer.b2", "optimizer.ema_decay", "checkpoint.keep_every", "hardware.count"),
 }
 
 

@@ -31,13 +31,15 @@ class Dataset:
     normalization: Normalization
     transform: ExampleTransform
 
-    def source(self) -> BatchSource:
+    def source(self, slice: tuple[int, int] | None = None) -> BatchSource:
+        """Of the global batch, or of the part (first, past last) of it."""
         train = self.config.train
         return BatchSource(
             self.recording,
             self.transform,
             seed=train.seed,
             batch_size=train.batch_size,
+            slice=slice,
             frame_cache_mib=self.config.data.frame_cache_mib,
         )
 

@@ -7,41 +7,57 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from sharder.model.attention import IMPLEMENTATIONS, Attention
-from sharder.model.weight import LayerHook
+from sharder.model.weight import LayerHook, RowHook
+
+GATHERED = "gathered weights"  # the name of what a layer hook brought together: never kept for the backward pass
 
 POLICIES: dict[str, Any] = {  # what a layer's forward pass keeps for its backward pass
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
+    "none": jax.checkpoint_policies.save_anything_except_these_names(GATHERED),
 }
 
 
-def keep(weights: nnx.State) -> nnx.State:
-    """The layer hook of an unsharded model."""
+def as_held(stack: str, number: jax.Array, weights: nnx.State) -> nnx.State:
+    """The layer hook of weights that are held whole, or placed by XLA."""
     return weights
+
+
+def rows_as_held(table_VD: jax.Array, rows: jax.Array) -> jax.Array:
+    """The row hook of the same."""
+    return jnp.take(table_VD, rows, axis=0)
 
 
 @dataclass(frozen=True)
 class Execution:
     attention: str = "naive"
     remat: str = "none"
-    layer_hook: LayerHook = keep
+    layer_hook: LayerHook = as_held
+    take_rows: RowHook = rows_as_held
 
     @property
     def attend(self) -> Attention:
         return IMPLEMENTATIONS[self.attention]
 
-    def scan_layers(self, layers: nnx.Module, step: Callable, carry: Any, per_layer: Any = None) -> tuple[Any, Any]:
-        """Runs `step(layer, carry, layer's part of per_layer) -> (carry, output)` over layers stacked on dim 0."""
+    def scan_layers(
+        self, stack: str, layers: nnx.Module, step: Callable, carry: Any, per_layer: Any = None
+    ) -> tuple[Any, Any]:
+        """Runs `step(layer, carry, layer's part of per_layer) -> (carry, output)` over layers stacked on dim 0.
+
+        `stack` is the layers' path in the model.
+        """
         graph, weights = nnx.split(layers)
+        depth = jax.tree.leaves(weights)[0].shape[0]
 
         def body(carry: Any, scanned: Any) -> tuple[Any, Any]:
-            layer_weights, part = scanned
-            return step(nnx.merge(graph, self.layer_hook(layer_weights)), carry, part)
+            number, layer_weights, part = scanned
+            return step(nnx.merge(graph, self.layer_hook(stack, number, layer_weights)), carry, part)
 
-        if self.remat != "none":
+        if self.remat != "none" or self.layer_hook is not as_held:
             body = jax.checkpoint(body, policy=POLICIES[self.remat], prevent_cse=False)
-        return jax.lax.scan(body, carry, (weights, per_layer))
+        return jax.lax.scan(body, carry, (jnp.arange(depth), weights, per_layer))

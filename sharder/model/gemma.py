@@ -188,10 +188,10 @@ class Gemma(nnx.Module):
         self.layers = Layer(init.stacked(language.depth), language, action, action_norm)
         self.final_norm = FinalNorms(init, language, action, action_norm)
 
-    def embed(self, tokens_BT: jax.Array) -> jax.Array:
+    def embed(self, tokens_BT: jax.Array, execution: Execution) -> jax.Array:
         """Table rows times the square root of the width: [B, T, D] float32."""
         with jax.named_scope("embedding"):
-            rows = jnp.take(self.table[...], tokens_BT, axis=0).astype(jnp.float32)
+            rows = execution.take_rows(self.table[...], tokens_BT).astype(jnp.float32)
             return rows * rows.shape[-1] ** 0.5
 
     def __call__(
@@ -210,7 +210,7 @@ class Gemma(nnx.Module):
             x, seen = layer(x, positions_BT, mask, condition, cached, execution)
             return x, seen if keep_cache else None
 
-        x, cache = execution.scan_layers(self.layers, step, x, cache)
+        x, cache = execution.scan_layers("gemma/layers", self.layers, step, x, cache)
         normed = {
             name: None if part is None else getattr(self.final_norm, name)(part, condition)[0]
             for name, part in x._asdict().items()

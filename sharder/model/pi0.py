@@ -91,7 +91,7 @@ class Pi0(nnx.Module):
             for camera, part in zip(cameras, jnp.split(tokens, len(cameras)), strict=True):
                 parts.append(part)
                 valid.append(jnp.broadcast_to(observation.image_masks[camera][:, None], part.shape[:2]))
-        parts.append(self.gemma.embed(observation.tokens).astype(self.compute_dtype))
+        parts.append(self.gemma.embed(observation.tokens, self.execution).astype(self.compute_dtype))
         valid.append(observation.token_mask)
         return Prefix(jnp.concatenate(parts, axis=1), jnp.concatenate(valid, axis=1))
 

@@ -108,7 +108,8 @@ class Siglip(nnx.Module):
         """images [B, side, side, 3] float in [-1, 1] -> [B, T, output_width] in the compute dtype."""
         with jax.named_scope("vision"):
             x_BTC = self._patches(images.astype(jnp.float32)).astype(self.dtype)
-            x_BTC, _ = execution.scan_layers(self.layers, lambda layer, x, _: (layer(x, execution), None), x_BTC)
+            step = lambda layer, x, _: (layer(x, execution), None)  # noqa: E731
+            x_BTC, _ = execution.scan_layers("vision/layers", self.layers, step, x_BTC)
             return self.head(self.norm(x_BTC))
 
     def _patches(self, images: jax.Array) -> jax.Array:

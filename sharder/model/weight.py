@@ -11,8 +11,11 @@ from jax.typing import DTypeLike
 
 # A flat view of a model's weights: slash-joined path -> array. What is trained, saved, converted and listed.
 Weights = dict[str, jax.Array]
-# Given one layer's weights, returns them ready to use (sharding gathers them here). Model code does not know how.
-LayerHook = Callable[[nnx.State], nnx.State]
+# Given the path of a stack of layers, a layer's number in it [] int32 and its weights as they are held, returns them
+# ready to use: a layout gathers them here. Model code does not know how.
+LayerHook = Callable[[str, jax.Array, nnx.State], nnx.State]
+# Given a table [V, D] as it is held and row numbers [...], returns the rows [..., D].
+RowHook = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Init:
@@ -58,3 +61,8 @@ def flatten(state: nnx.State) -> Weights:
 def unflatten(weights: Weights) -> nnx.State:
     """The inverse of `flatten`."""
     return nnx.from_flat_state([(tuple(path.split("/")), nnx.Param(value)) for path, value in weights.items()])
+
+
+def used_as_stored(path: str) -> bool:
+    """Norms compute in float32 whatever the compute dtype; every other weight is cast to the dtype of its input."""
+    return any(part.startswith("norm") for part in path.split("/"))

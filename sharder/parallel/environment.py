@@ -5,6 +5,7 @@ What the user has set wins, variable by variable, and inside XLA_FLAGS flag by f
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 from sharder.config import Config
@@ -25,6 +26,10 @@ def worker_environment(config: Config, inherited: Mapping[str, str], processes: 
     local = config.mesh.size // processes
     if local > 1:  # where there is an accelerator, jax ignores it
         flags.append(f"--xla_force_host_platform_device_count={local}")
+    if config.mesh.size > 1:
+        # The CPU backend's threads, else as many as cores or as this process has devices, whichever is more. How a
+        # matrix product is shared out, and so its last bits, depends on it: it has to be the same for every placement.
+        ours["NPROC"] = str(max(os.cpu_count() or 1, config.mesh.size))
     environment = {**ours, **inherited}
     merged = merge_flags(flags, inherited.get("XLA_FLAGS", ""))
     if merged:

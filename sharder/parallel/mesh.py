@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from sharder.config import MeshConfig
 from sharder.errors import UserError
@@ -11,14 +14,20 @@ from sharder.errors import UserError
 BATCH, FSDP = "batch", "fsdp"  # both split the batch; fsdp also splits the weights
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """Axes (batch, fsdp) over all devices of all processes."""
-    wanted, found = config.batch * config.fsdp, jax.device_count()
-    if wanted != found:
+def make_mesh(config: MeshConfig, devices: Any = None) -> Mesh:
+    """Axes (batch, fsdp) over all devices of all processes, or over those given.
+
+    In order of processes, fsdp innermost: an fsdp group lies within a host where it fits there, and a process's devices
+    hold neighbouring parts of the batch.
+    """
+    found = sorted(jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id))
+    if config.size != len(found):
+        kind = found[0].device_kind
         raise UserError(
-            f"mesh: {config.batch} x {config.fsdp} needs {wanted} devices, but there are {found}; choose another mesh"
+            f"mesh: found {config.batch} x {config.fsdp} = {config.size}, allowed: {len(found)}, as there are so many "
+            f"devices ({kind}); choose another mesh, or start on other hardware"
         )
-    return jax.make_mesh((config.batch, config.fsdp), (BATCH, FSDP), axis_types=2 * (jax.sharding.AxisType.Auto,))
+    return Mesh(np.array(found).reshape(config.batch, config.fsdp), (BATCH, FSDP), axis_types=2 * (AxisType.Auto,))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -28,3 +37,10 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def batch_split(mesh: Mesh) -> NamedSharding:
     """Dim 0 over all devices."""
     return NamedSharding(mesh, PartitionSpec((BATCH, FSDP)))
+
+
+def process_slice(mesh: Mesh, batch_size: int) -> tuple[int, int]:
+    """(first, past last) of the examples of a global batch that this process's devices hold."""
+    parts = batch_split(mesh).addressable_devices_indices_map((batch_size,)).values()
+    starts = [part[0].start or 0 for part in parts if part is not None]
+    return min(starts), max(starts) + batch_size // mesh.size

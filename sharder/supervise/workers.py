@@ -1,6 +1,6 @@
-"""Runs a worker as a child of the command, and makes sure that neither outlives what it should not.
+"""Runs workers as children of the command, and makes sure that neither outlives what it should not.
 
-The child has its own environment (jax reads it once) and its own process group, so a Ctrl-C in the terminal reaches the
+A child has its own environment (jax reads it once) and its own process group, so a Ctrl-C in the terminal reaches the
 command alone, which passes it on: once, not twice. `python -m sharder.worker <train|evaluate> <run folder>` is all a
 worker is told; the rest is in the run folder.
 """
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -25,7 +25,9 @@ from sharder.parallel.environment import worker_environment
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 PARENT_VARIABLE = "SHARDER_PARENT"
 SIGNALS_BEFORE_KILL = 3  # this many Ctrl-C mean it: a worker deep in a C++ call hears none of them
+GROUP_END_S = 10.0  # for killed processes to be gone; one inside a driver or a dead file system may never be
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal a process gets when its parent ends
+PR_SET_CHILD_SUBREAPER = 36  # the same: orphans below this process become its children
 ORPHANED = 75  # exit code of a worker whose parent is gone
 
 
@@ -46,55 +48,75 @@ def run_inline(command: str, folder: Path, config: Config, lock: int) -> int:
 
     The worker keeps `lock`, an open file, so that the run folder stays taken while either of us lives.
     """
-    environment = worker_environment(config, os.environ)
-    environment[PARENT_VARIABLE] = str(os.getpid())
-    with _forwarding() as forward:
-        worker = subprocess.Popen(
-            worker_command(command, folder),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            pass_fds=(lock,),
-            process_group=0,
-        )
+    with forwarding() as forward:
+        worker = start_worker(command, folder, worker_environment(config, os.environ), lock)
         try:
-            code = forward.until_exit(worker)
+            forward.to(worker)
+            code = exit_code(worker.wait())
         finally:
-            _end_group(worker)
-    code = code if code >= 0 else 128 - code
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        if stop in forward.received:
-            raise Interrupted(stop, code)
+            end_groups([worker])
+    forward.raise_if_stopped(code)
     return code
 
 
-class _Forward:
-    """Signals that arrived, passed on to the worker as soon as there is one."""
+def start_worker(
+    command: str, folder: Path, environment: Mapping[str, str], lock: int, output: int | None = None
+) -> subprocess.Popen[bytes]:
+    """A worker in a group of its own; what it says goes where ours goes, or both streams where `output` says.
+
+    Linux ends a worker with the thread that started it, so that thread has to stay. It leaves to us what the worker
+    leaves behind, so that we can wait for it: the first process of a container often waits for nobody.
+    """
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    return subprocess.Popen(
+        worker_command(command, folder),
+        env={**environment, PARENT_VARIABLE: str(os.getpid())},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=None if output is None else subprocess.STDOUT,
+        bufsize=0,
+        pass_fds=(lock,),
+        process_group=0,
+    )
+
+
+def exit_code(returned: int) -> int:
+    """What a shell would say: 128 + n when signal n ended the worker."""
+    return returned if returned >= 0 else 128 - returned
+
+
+class Forward:
+    """Signals that arrived, passed on to every worker as soon as there is one."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        self.worker: subprocess.Popen[bytes] | None = None
+        self._workers: list[subprocess.Popen[bytes]] = []
 
     def __call__(self, signal_number: int, frame: FrameType | None) -> None:
         self.received.append(signal_number)
-        if self.worker is not None:
-            self._send(signal_number)
+        for worker in self._workers:
+            self._send(worker, signal_number)
 
-    def until_exit(self, worker: subprocess.Popen[bytes]) -> int:
-        self.worker = worker
+    def to(self, worker: subprocess.Popen[bytes]) -> None:
+        self._workers.append(worker)
         for signal_number in tuple(self.received):  # came while the worker was being started
-            self._send(signal_number)
-        return worker.wait()
+            self._send(worker, signal_number)
 
-    def _send(self, signal_number: int) -> None:
-        assert self.worker is not None
+    def raise_if_stopped(self, code: int) -> None:
+        """`code` is what the worker ended with."""
+        for stop in (signal.SIGINT, signal.SIGTERM):
+            if stop in self.received:
+                raise Interrupted(stop, code)
+
+    def _send(self, worker: subprocess.Popen[bytes], signal_number: int) -> None:
         insisted = self.received.count(signal.SIGINT) >= SIGNALS_BEFORE_KILL
-        self.worker.send_signal(signal.SIGKILL if insisted else signal_number)
+        worker.send_signal(signal.SIGKILL if insisted else signal_number)
 
 
 @contextlib.contextmanager
-def _forwarding() -> Iterator[_Forward]:
-    """Handles the forwarded signals while a worker runs; outside the main thread Python allows no handlers."""
-    forward = _Forward()
+def forwarding() -> Iterator[Forward]:
+    """Handles the forwarded signals while workers run; outside the main thread Python allows no handlers."""
+    forward = Forward()
     if threading.current_thread() is not threading.main_thread():
         yield forward
         return
@@ -106,11 +128,38 @@ def _forwarding() -> Iterator[_Forward]:
             signal.signal(number, handler)
 
 
-def _end_group(worker: subprocess.Popen[bytes]) -> None:
-    """Ends what the worker left behind (its loader processes, when it died without ending them)."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(worker.pid, signal.SIGKILL)
-    worker.wait()
+def end_groups(workers: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ends the workers and what they left behind (loader processes, when one died without ending them).
+
+    Returns when none is left: what comes next may need their memory and their devices.
+    """
+    for worker in workers:
+        _kill_group(worker.pid)
+    deadline = time.monotonic() + GROUP_END_S
+    for worker in workers:
+        worker.wait()
+        while _kill_group(worker.pid):
+            if time.monotonic() > deadline:
+                print(f"processes of group {worker.pid} do not end; they may still hold a device", file=sys.stderr)
+                break
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-worker.pid, os.WNOHANG)  # what was left to us; see start_worker
+            time.sleep(0.01)
+
+
+def _kill_group(group: int) -> bool:
+    """Whether there was a process in it, be it one that has ended and that nobody has asked for its exit code."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _prctl(option: int, value: int) -> None:
+    """Sets something about this process that only Linux has."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value)
 
 
 def die_with_parent() -> None:
@@ -121,9 +170,8 @@ def die_with_parent() -> None:
     parent = os.environ.pop(PARENT_VARIABLE, None)
     if parent is None:
         return
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.platform != "linux":
         threading.Thread(target=_watch_parent, args=(int(parent),), daemon=True).start()
     if os.getppid() != int(parent):  # it ended before the line above
         sys.exit(ORPHANED)

@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from sharder.config import Config
 from sharder.data.closed_loop import random_policy, roll_out, wilson_interval, write_video, zero_policy
 from sharder.data.dataset import Dataset
 from sharder.model.weight import Weights
+from sharder.parallel.agreement import Hosts
+from sharder.parallel.mesh import replicated
+from sharder.tracking.sinks import Tracker
 from sharder.training.policy import Sampler, stack
+from sharder.training.program import Program
 
 FILMED = 6  # environments in the video
 FRAMES_AT_ONCE = 32  # of a recording
@@ -62,6 +67,31 @@ def baselines(config: Config) -> dict[str, Success]:
         "random policy": _roll_out(random_policy(config.evaluation.seed), config),
         "zero actions": _roll_out(zero_policy, config),
     }
+
+
+class Evaluation:
+    """Closed-loop rollouts of a run's weights, by process 0 on one device; the others wait for it at a named point."""
+
+    def __init__(self, data: Dataset, program: Program, hosts: Hosts) -> None:
+        self._config, self._hosts, self._mesh = data.config, hosts, program.mesh
+        self._sampler = Sampler(data.config, data.transform, tuple(data.recording.cameras), program.execution)
+        self._whole = jax.jit(lambda weights: weights, out_shardings=replicated(program.mesh))
+
+    def __call__(self, weights: Weights, tracker: Tracker, step: int, when: str) -> None:
+        if not self._config.data.has_simulator:
+            if when == "before training":
+                tracker.message("closed-loop evaluation: there is no simulator of this recording, none is done")
+            return
+        if self._mesh.size > 1:
+            weights = {path: weight.addressable_data(0) for path, weight in self._whole(weights).items()}
+        if self._hosts.index == 0:
+            success = closed_loop(self._sampler, weights, self._config)
+            tracker.message(f"success {when}: {success}")
+            tracker.log({"step": step, "success_rate": success.rate, "success_episodes": success.episodes})
+            if when == "before training":
+                others = "; ".join(f"{name} {result}" for name, result in baselines(self._config).items())
+                tracker.message(f"for comparison: {others}")
+        self._hosts.barrier("evaluated")
 
 
 def against_recording(sampler: Sampler, weights: Weights, data: Dataset, frames: int) -> dict[str, Any]:

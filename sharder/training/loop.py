@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import logging
 import time
@@ -9,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from sharder.config import Config
@@ -17,48 +18,58 @@ from sharder.data.cache import cache_dir
 from sharder.data.dataset import Dataset
 from sharder.data.order import step_position
 from sharder.data.pipeline import Loader
-from sharder.model.execution import Execution
-from sharder.model.weight import Weights
-from sharder.parallel.mesh import batch_split, make_mesh, replicated
+from sharder.parallel import fingerprint
+from sharder.parallel.agreement import Hosts
+from sharder.parallel.fingerprint import agree
+from sharder.parallel.late import said_when_late
+from sharder.parallel.layout import device_bytes, held_whole
+from sharder.parallel.mesh import make_mesh, process_slice
+from sharder.parallel.preflight import preflight
 from sharder.run_folder import environment, write_atomically
+from sharder.tracking.ledger import open_ledger
 from sharder.tracking.sinks import Tracker, open_tracker
 from sharder.training.checkpoint import Checkpoints
 from sharder.training.clock import Clock
-from sharder.training.evaluation import baselines, closed_loop
-from sharder.training.meaning import about
-from sharder.training.policy import Sampler
+from sharder.training.evaluation import Evaluation
+from sharder.training.meaning import about, flat_config, meaning
+from sharder.training.program import Program, make_program, on_devices
 from sharder.training.start import Start, starting_state
-from sharder.training.state import TrainState, abstract_state, state_bytes
-from sharder.training.step import Batch, Metrics, make_train_step
+from sharder.training.state import state_bytes
+from sharder.training.step import Batch, Metrics
 
 log = logging.getLogger(__name__)
 
+SLOW_COMPILE_S = 60.0  # a compile that takes longer is told of, every so often
 
-def train(data: Dataset, folder: Path) -> None:
+
+def train(data: Dataset, folder: Path, hosts: Hosts) -> None:
     config = data.config
     mesh = make_mesh(config.mesh)
-    cameras = tuple(data.recording.cameras)
-    target = placed(abstract_state(config), replicated(mesh))
-    steps = config.train.steps
+    steps, first_process = config.train.steps, hosts.index == 0
+
+    # Processes that are not the same, or cannot talk, end here, in seconds.
+    agree(hosts, "start", fingerprint.of_installation() | of_run(data) | of_devices(mesh))
+    preflight(mesh, config.launch.preflight_timeout_s)
+    program = make_program(config, mesh, tuple(data.recording.cameras))
 
     # Refuse what would fail late, then find out where to start.
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint)
-    checkpoints.check_room(state_bytes(target), steps)
-    start = starting_state(data, checkpoints, target)
-    write_atomically(folder / "environment.json", json.dumps(environment(_devices(mesh)), indent=2) + "\n")
-    _tell(start, target, config)
+    checkpoints.check_room(state_bytes(program.state), steps)
+    start = starting_state(data, checkpoints, program.state, hosts)
+    hosts.barrier("state restored")
+    if first_process:
+        write_atomically(folder / "environment.json", json.dumps(environment(of_devices(mesh)), indent=2) + "\n")
+    _tell(start, program)
     state, first_step = start.state, start.step
     if first_step >= steps:
         log.info(f"complete: step {first_step} of train.steps={steps} is saved; raise train.steps to go on")
         checkpoints.close()
         return
 
-    # Compile.
-    execution = Execution(config.attn.name, config.remat.name)
-    example = placed(abstract_batch(config, cameras), batch_split(mesh))
-    train_step = _compile(config, execution, target, example)
-    sampler = Sampler(config, data.transform, cameras, execution)
-    source = data.source()
+    # Compile, the same program everywhere.
+    train_step = _compile(program, hosts)
+    evaluate = Evaluation(data, program, hosts)
+    source = data.source(process_slice(mesh, config.train.batch_size))
     loader = Loader(
         source,
         first_step=first_step,
@@ -68,16 +79,26 @@ def train(data: Dataset, folder: Path) -> None:
     )
     clock = Clock()
 
-    with loader, open_tracker(config, folder, first_step) as tracker, checkpoints:
+    def next_batch() -> Batch:
+        """Everyone's, or no one's: who is slow is named on the host, not waited for inside a collective."""
+        batch = next(loader)
+        hosts.barrier("batch ready")
+        return batch
+
+    tracked = open_tracker(config, folder, first_step) if first_process else Tracker([])
+    with loader, tracked as tracker, checkpoints, open_ledger(config, folder, hosts.index) as ledger:
         if config.evaluation.at_start and first_step == 0:
-            _evaluate(sampler, state.best_weights, config, tracker, first_step, "before training")
+            evaluate(state.best_weights, tracker, first_step, "before training")
         under_way: tuple[int, Metrics] | None = None  # a dispatched step, finished once the next one is dispatched
         for step in range(first_step, steps):
             if not loader.ready():  # nothing to dispatch: once the device is idle too, waiting is waiting
                 _finish_step(under_way, config, clock, tracker, source.batches_per_epoch)
                 under_way = None
-            batch = clock.waiting_for_data(lambda: next(loader))
-            state, metrics = train_step(state, on_devices(batch, example))
+            batch = clock.waiting_for_data(next_batch)
+            ledger.write(step, batch["example"])
+            state, metrics = train_step(state, on_devices(batch, program.batch))
+            if step == first_step:
+                _first_step_returns(metrics, config)
             _finish_step(under_way, config, clock, tracker, source.batches_per_epoch)
             under_way = (step, metrics)
             if (step + 1) % config.checkpoint.every_steps == 0 or step + 1 == steps:
@@ -87,41 +108,26 @@ def train(data: Dataset, folder: Path) -> None:
                     checkpoints.save(state, step + 1, about(data, step + 1))
         checkpoints.wait()  # the last save is on disk before anything is said of it
         if config.evaluation.at_end:
-            _evaluate(sampler, state.best_weights, config, tracker, steps, "after training")
+            evaluate(state.best_weights, tracker, steps, "after training")
     log.info(f"finished at step {steps}; run folder: {folder}")
 
 
-def placed(tree: Any, sharding: jax.sharding.Sharding) -> Any:
-    """Abstract arrays that know where they belong."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-
-def abstract_batch(config: Config, cameras: tuple[str, ...]) -> Batch:
-    """The global batch as the train step takes it: see data/pipeline.py."""
-    B, model = config.train.batch_size, config.model
-    shape = jax.ShapeDtypeStruct
-    return {
-        "images": {camera: shape((B, model.image_size, model.image_size, 3), np.uint8) for camera in cameras},
-        "image_masks": {camera: shape((B,), np.bool_) for camera in cameras},
-        "tokens": shape((B, model.prompt_tokens), np.int32),
-        "token_mask": shape((B, model.prompt_tokens), np.bool_),
-        "state": shape((B, model.action_dim), np.float32),
-        "actions": shape((B, model.horizon, model.action_dim), np.float32),
-    }
-
-
-def on_devices(batch: Batch, target: Batch) -> Batch:
-    """This process's part of the global batch, placed; what the step does not take (the example ids) stays here."""
-    kept = {name: batch[name] for name in target}
-    return jax.tree.map(lambda x, t: jax.make_array_from_process_local_data(t.sharding, x, t.shape), kept, target)
-
-
-def _compile(config: Config, execution: Execution, state: TrainState, batch: Batch) -> Any:
-    started = time.monotonic()
-    step = jax.jit(make_train_step(config, execution), donate_argnums=0)
-    compiled = step.lower(state, batch).compile()
+def _compile(program: Program, hosts: Hosts) -> Any:
+    launch, started = program.config.launch, time.monotonic()
+    with said_when_late("lowering the train step", launch.late_after_s, log.info):
+        lowered = program.lower()
+    agree(hosts, "program", {"lowered train step": hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]})
+    with said_when_late("still compiling the train step", SLOW_COMPILE_S, log.info):
+        compiled = lowered.compile()
     log.info(f"compiled the train step in {time.monotonic() - started:.1f} s")
     return compiled
+
+
+def _first_step_returns(metrics: Metrics, config: Config) -> None:
+    """A hang in a first collective looks like a long compile, unless it is told apart."""
+    what = "compiled and started, but the first step has not returned"
+    with said_when_late(what, config.launch.late_after_s, log.info):
+        jax.block_until_ready(metrics)
 
 
 def _finish_step(
@@ -143,20 +149,7 @@ def _finish_step(
         tracker.log(row)
 
 
-def _evaluate(sampler: Sampler, weights: Weights, config: Config, tracker: Tracker, step: int, when: str) -> None:
-    if not config.data.has_simulator:
-        if when == "before training":
-            tracker.message("closed-loop evaluation: there is no simulator of this recording, none is done")
-        return
-    success = closed_loop(sampler, weights, config)
-    tracker.message(f"success {when}: {success}")
-    tracker.log({"step": step, "success_rate": success.rate, "success_episodes": success.episodes})
-    if when == "before training":
-        others = "; ".join(f"{name} {result}" for name, result in baselines(config).items())
-        tracker.message(f"for comparison: {others}")
-
-
-def _devices(mesh: Mesh) -> dict[str, Any]:
+def of_devices(mesh: Mesh) -> dict[str, Any]:
     devices = mesh.devices.ravel()
     return {
         "device_kind": devices[0].device_kind,
@@ -166,13 +159,29 @@ def _devices(mesh: Mesh) -> dict[str, Any]:
     }
 
 
-def _tell(start: Start, target: TrainState, config: Config) -> None:
+def of_run(data: Dataset) -> dict[str, Any]:
+    """What a run is, for comparison between its processes."""
+    return flat_config(dataclasses.asdict(data.config)) | meaning(data)
+
+
+def _tell(start: Start, program: Program) -> None:
+    target, config = program.state, program.config
     count = sum(x.size for x in jax.tree.leaves((target.trainable, target.frozen)))
     trained = sum(x.size for x in jax.tree.leaves(target.trainable))
     log.info(
         f"model: {config.model.name}, {count:,} weights ({trained:,} trained), "
         f"state {state_bytes(target) / 1e6:,.1f} MB; {start.said}"
     )
+    if program.mesh.size > 1:
+        devices = program.mesh.devices.ravel()
+        kind = "simulated CPU devices" if devices[0].platform == "cpu" else devices[0].device_kind
+        log.info(
+            f"mesh: {len(devices)} {kind} of {jax.process_count()} processes, batch {config.mesh.batch} x fsdp "
+            f"{config.mesh.fsdp}; layout {config.layout.name}, {device_bytes(target) / 1e6:,.1f} MB of state a device; "
+            f"held whole by each: {', '.join(held_whole(target.weights, program.layout)) or 'nothing above 1 MB'}"
+        )
+    if config.attn.name == "flash":
+        log.info("attn=flash: xla, the best there is yet")
 
 
 def use_compilation_cache() -> None:

@@ -1,10 +1,13 @@
-"""AdamW after clipping, with warm-up and cosine decay."""
+"""AdamW with warm-up and cosine decay, and the clipping before it."""
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from sharder.config import OptimizerConfig
+from sharder.model.weight import Weights
 
 
 def schedule(config: OptimizerConfig) -> optax.Schedule:
@@ -19,7 +22,10 @@ def schedule(config: OptimizerConfig) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    return optax.chain(
-        optax.clip_by_global_norm(config.clip_norm),
-        optax.adamw(schedule(config), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay),
-    )
+    return optax.adamw(schedule(config), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay)
+
+
+def clip(gradients: Weights, norm: jax.Array, largest: float) -> Weights:
+    """Gradients whose norm is `norm`, scaled to `largest` if that is smaller. The layout counts the norm, once."""
+    scale = jnp.where(norm < largest, 1.0, largest / norm)
+    return jax.tree.map(lambda gradient: (gradient * scale).astype(gradient.dtype), gradients)

@@ -8,12 +8,11 @@ from pathlib import Path
 from sharder.config import Config
 from sharder.data.normalize import Normalization
 from sharder.model.weight import Weights
-from sharder.parallel.mesh import make_mesh, replicated
+from sharder.parallel.mesh import make_mesh
 from sharder.run_folder import parse_resume
 from sharder.training.checkpoint import read_about, read_best_weights
-from sharder.training.loop import placed
 from sharder.training.meaning import saved_normalization
-from sharder.training.state import abstract_state
+from sharder.training.program import placed_state
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,6 @@ def read_policy(config: Config) -> SavedPolicy:
     """The one that `config.resume` names, placed on the mesh of `config`."""
     checkpoints, step = parse_resume(config.resume).checkpoint()
     saved = read_about(checkpoints, step)
-    target = placed(abstract_state(config), replicated(make_mesh(config.mesh)))
+    target, _ = placed_state(config, make_mesh(config.mesh))
     weights = read_best_weights(checkpoints, step, target)
     return SavedPolicy(checkpoints / str(step), weights, saved_normalization(saved), tuple(saved["cameras"]))

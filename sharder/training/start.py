@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+import numpy as np
 
 from sharder.config import Config
 from sharder.data.dataset import Dataset
 from sharder.errors import UserError
+from sharder.parallel.agreement import Hosts
 from sharder.run_folder import parse_resume
 from sharder.training.checkpoint import Checkpoints, read_about, read_state
 from sharder.training.meaning import check_meaning, meaning
@@ -24,12 +27,16 @@ class Start:
     said: str  # for the log
 
 
-def starting_state(data: Dataset, checkpoints: Checkpoints, target: TrainState) -> Start:
-    """The run's own newest checkpoint comes first: a restarted command goes on, whatever it first started from."""
+def starting_state(data: Dataset, checkpoints: Checkpoints, target: TrainState, hosts: Hosts) -> Start:
+    """The run's own newest checkpoint comes first: a restarted command goes on, whatever it first started from.
+
+    Process 0 looks where that is and tells the others: file systems show different processes different things.
+    """
     config = data.config
-    found = _where(config, checkpoints)
+    where = json.dumps(_where(config, checkpoints)) if hosts.index == 0 else None
+    found = json.loads(hosts.decide("where to start", where))
     if found is not None:
-        folder, step = found
+        folder, step = Path(found[0]), int(found[1])
         check_meaning(read_about(folder, step)["meaning"], meaning(data), f"{folder}/{step}")
         return Start(read_state(folder, step, target), step, f"resumed at step {step} from {folder}")
     shardings = jax.tree.map(lambda x: x.sharding, target)
@@ -38,10 +45,14 @@ def starting_state(data: Dataset, checkpoints: Checkpoints, target: TrainState) 
         return Start(state, 0, "random weights")
     weights, said = read_weights(Path(config.model.weights), config)
     warn_of_other_statistics(Path(config.model.weights), data)
+    weights = {
+        path: jax.make_array_from_callback(value.shape, shardings.weights[path], np.asarray(value).__getitem__)
+        for path, value in weights.items()
+    }
     return Start(run_once(lambda weights: state_from_weights(weights, config), weights, shardings=shardings), 0, said)
 
 
-def _where(config: Config, checkpoints: Checkpoints) -> tuple[Path, int] | None:
+def _where(config: Config, checkpoints: Checkpoints) -> tuple[str, int] | None:
     """(folder of checkpoints, step) to resume from."""
     resume = parse_resume(config.resume)
     own = checkpoints.folder, checkpoints.newest
@@ -53,5 +64,5 @@ def _where(config: Config, checkpoints: Checkpoints) -> tuple[Path, int] | None:
                 "auto, or another run.id to branch off from there"
             )
     if own[1] is not None:
-        return own[0], own[1]
-    return None if resume.folder is None else wanted
+        return str(own[0]), own[1]
+    return None if resume.folder is None else (str(wanted[0]), wanted[1])

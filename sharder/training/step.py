@@ -1,6 +1,6 @@
 """The train step: a pure function of state and batch.
 
-B global batch   A accumulation   H horizon   X action dim
+B examples, of the global batch or of a part of it   H horizon   X action dim
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from sharder.config import Config
 from sharder.model.augment import augment
 from sharder.model.execution import Execution
 from sharder.model.pi0 import Observation, build, flow_matching_loss
 from sharder.model.weight import Weights
-from sharder.training.optimizer import make_optimizer, schedule
+from sharder.parallel.layout import Layout
+from sharder.training.gradients import make_gradients
+from sharder.training.optimizer import clip, make_optimizer, schedule
 from sharder.training.state import TrainState
 
 Batch = dict[str, Any]  # as drawn in data/pipeline.py
@@ -67,43 +70,30 @@ def example_losses(weights: Weights, batch: Batch, keys: jax.Array, config: Conf
     return flow_matching_loss(model, observation, batch["actions"], noise, draw_time(keys)).mean(-1)
 
 
-def microbatches(batch: Any, accumulation: int) -> Any:
-    """Leaves [B, ...] -> [A, B / A, ...], taking every A-th row, so that each device's rows stay on it."""
-    return jax.tree.map(lambda x: x.reshape(-1, accumulation, *x.shape[1:]).swapaxes(0, 1), batch)
-
-
-def make_train_step(config: Config, execution: Execution) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+def make_train_step(
+    config: Config, execution: Execution, mesh: Mesh, layout: Layout
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     optimizer, learning_rate = make_optimizer(config.optimizer), schedule(config.optimizer)
-    accumulation, decay = config.train.accumulation, config.optimizer.ema_decay
+    decay, clip_norm = config.optimizer.ema_decay, config.optimizer.clip_norm
+
+    def losses(weights: Weights, batch: Batch, keys: jax.Array, execution: Execution) -> jax.Array:
+        return example_losses(weights, batch, keys, config, execution)
+
+    gradients_of = make_gradients(losses, config, execution, mesh, layout)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         keys = example_keys(config.train.seed, state.step, config.train.batch_size)
-
-        def mean_loss(trainable: Weights, batch: Batch, keys: jax.Array) -> jax.Array:
-            return example_losses(trainable | state.frozen, batch, keys, config, execution).mean()
-
-        def add_gradients(total: Any, part: tuple[Batch, jax.Array]) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, jax.value_and_grad(mean_loss)(state.trainable, *part)), None
-
-        if accumulation == 1:
-            loss, gradients = jax.value_and_grad(mean_loss)(state.trainable, batch, keys)
-        else:
-            zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), (jnp.float32(0), state.trainable))
-            (loss, gradients), _ = jax.lax.scan(add_gradients, zero, microbatches((batch, keys), accumulation))
-            loss = loss / accumulation
-            gradients = jax.tree.map(lambda g, w: (g / accumulation).astype(w.dtype), gradients, state.trainable)
+        loss, gradients, norm = gradients_of(state.trainable, state.frozen, (batch, keys))
 
         with jax.named_scope("optimizer"):
-            updates, optimizer_state = optimizer.update(gradients, state.optimizer, state.trainable)
+            updates, optimizer_state = optimizer.update(
+                clip(gradients, norm, clip_norm), state.optimizer, state.trainable
+            )
             trainable = optax.apply_updates(state.trainable, updates)
             ema = state.ema
             if decay is not None:
                 ema = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, state.ema, trainable)
-        metrics = {
-            "loss": loss,
-            "grad_norm": optax.tree.norm(gradients),
-            "learning_rate": learning_rate(state.step),
-        }
+        metrics = {"loss": loss, "grad_norm": norm, "learning_rate": learning_rate(state.step)}
         return TrainState(state.step + 1, trainable, state.frozen, optimizer_state, ema), metrics
 
     return train_step

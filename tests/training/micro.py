@@ -8,9 +8,11 @@ import jax
 import numpy as np
 
 from sharder.config import AugmentConfig, Config, ExpertConfig, ModelConfig, OptimizerConfig, VisionConfig
-from sharder.training.loop import abstract_batch
+from sharder.model.execution import Execution
+from sharder.parallel.mesh import make_mesh
+from sharder.training.program import abstract_batch, placed_state
 from sharder.training.state import TrainState, init_state, run_once
-from sharder.training.step import Batch
+from sharder.training.step import Batch, make_train_step
 
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb")
 
@@ -61,6 +63,16 @@ def random_batch(config: Config, seed: int = 0) -> Batch:
         return random.standard_normal(leaf.shape, np.float32)
 
     return jax.tree.map(draw, abstract_batch(config, CAMERAS))
+
+
+def target(config: Config) -> TrainState:
+    """The abstract state, placed."""
+    return placed_state(config, make_mesh(config.mesh))[0]
+
+
+def train_step(config: Config, execution: Execution | None = None) -> Any:
+    mesh = make_mesh(config.mesh)
+    return make_train_step(config, execution or Execution(), mesh, placed_state(config, mesh)[1])
 
 
 def assert_same_state(one: TrainState, other: TrainState) -> None:

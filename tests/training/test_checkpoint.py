@@ -4,19 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from micro import assert_same_state, initial_state, micro_config, random_batch
+from micro import assert_same_state, initial_state, micro_config, random_batch, target, train_step
 
 from sharder.errors import UserError
-from sharder.model.execution import Execution
-from sharder.parallel.mesh import make_mesh, replicated
 from sharder.training.checkpoint import Checkpoints, flat, nest, read_about, read_best_weights, read_state
-from sharder.training.loop import placed
-from sharder.training.state import abstract_state, state_bytes
-from sharder.training.step import make_train_step
-
-
-def target(config):
-    return placed(abstract_state(config), replicated(make_mesh(config.mesh)))
+from sharder.training.state import state_bytes
 
 
 def test_nest_and_flat_are_inverses():
@@ -29,7 +21,7 @@ def test_nest_and_flat_are_inverses():
 def test_a_trained_state_comes_back_to_the_bit(tmp_path, ema_decay, freeze):
     config = micro_config(tmp_path)
     config.optimizer.ema_decay, config.model.freeze = ema_decay, freeze
-    state, _ = jax.jit(make_train_step(config, Execution()))(initial_state(config), random_batch(config))
+    state, _ = jax.jit(train_step(config))(initial_state(config), random_batch(config))
     checkpoints = Checkpoints(tmp_path / "checkpoints", config.checkpoint)
     checkpoints.save(state, 1, {"step": 1, "note": "é"})
     checkpoints.close()
@@ -44,7 +36,7 @@ def test_a_trained_state_comes_back_to_the_bit(tmp_path, ema_decay, freeze):
 def test_saving_goes_on_beside_a_step_that_reuses_the_buffers(tmp_path):
     """The train step donates its input; what is being written must be the values of the step that was saved."""
     config = micro_config(tmp_path)
-    step = jax.jit(make_train_step(config, Execution()), donate_argnums=0)
+    step = jax.jit(train_step(config), donate_argnums=0)
     state = initial_state(config)
     wanted = {path: np.array(value) for path, value in state.trainable.items()}
     checkpoints = Checkpoints(tmp_path / "checkpoints", config.checkpoint)
@@ -73,4 +65,4 @@ def test_state_bytes_are_what_the_arrays_take(tmp_path):
     config = micro_config(tmp_path)
     state = initial_state(config)
     assert state_bytes(state) == sum(jnp.asarray(leaf).nbytes for leaf in jax.tree.leaves(state))
-    assert state_bytes(abstract_state(config)) == state_bytes(state)
+    assert state_bytes(target(config)) == state_bytes(state)

@@ -4,15 +4,14 @@ import json
 
 import numpy as np
 import pytest
-from micro import assert_same_state, micro_config
+from micro import assert_same_state, micro_config, target
 
 from sharder.data.dataset import open_dataset
 from sharder.errors import UserError
-from sharder.parallel.mesh import make_mesh, replicated
+from sharder.parallel.agreement import Hosts
 from sharder.tracking.metrics import read_metrics
 from sharder.training.checkpoint import read_about, read_state
-from sharder.training.loop import placed, train
-from sharder.training.state import abstract_state
+from sharder.training.loop import train
 
 
 def run(tmp_path, name, **changes):
@@ -23,13 +22,12 @@ def run(tmp_path, name, **changes):
     folder = tmp_path / name
     folder.mkdir(exist_ok=True)
     data = open_dataset(config)
-    train(data, folder)
+    train(data, folder, Hosts())
     return data.config, folder
 
 
 def saved(config, folder, step):
-    target = placed(abstract_state(config), replicated(make_mesh(config.mesh)))
-    return read_state(folder / "checkpoints", step, target)
+    return read_state(folder / "checkpoints", step, target(config))
 
 
 def losses(folder):

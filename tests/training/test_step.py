@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from micro import initial_state, micro_config, random_batch
+from micro import initial_state, micro_config, random_batch, train_step
 
 from sharder.config import AugmentConfig
 from sharder.model.execution import Execution
 from sharder.model.pi0 import build, flow_matching_loss
-from sharder.training.step import draw_noise, draw_time, example_keys, example_losses, make_train_step, observe
+from sharder.training.step import draw_noise, draw_time, example_keys, example_losses, observe
 
 
 def test_draws_depend_on_seed_step_and_position_only():
@@ -45,8 +45,8 @@ def test_accumulation_changes_neither_loss_nor_weights(tmp_path, accumulation):
     for config in (whole, parts):  # AdamW turns rounding in a tiny gradient into a share of the learning rate
         config.optimizer.learning_rate, config.optimizer.final_learning_rate = 5e-4, 1e-4
     one, other = initial_state(whole), initial_state(whole)
-    step_whole = jax.jit(make_train_step(whole, Execution()))
-    step_parts = jax.jit(make_train_step(parts, Execution()))
+    step_whole = jax.jit(train_step(whole))
+    step_parts = jax.jit(train_step(parts))
     for step in range(3):
         batch = random_batch(whole, step)
         one, wanted = step_whole(one, batch)
@@ -77,7 +77,7 @@ def test_schedule_ema_and_frozen_weights(tmp_path):
     before = initial_state(config)
     assert before.frozen and all(path.startswith("gemma/layers/language") for path in before.frozen)
     assert any("/lora/" in path and "language" in path for path in before.trainable)
-    after, metrics = jax.jit(make_train_step(config, Execution()))(before, random_batch(config))
+    after, metrics = jax.jit(train_step(config))(before, random_batch(config))
     assert float(metrics["learning_rate"]) == pytest.approx(config.optimizer.learning_rate / 3)
     for path, value in before.frozen.items():
         np.testing.assert_array_equal(after.frozen[path], value)

@@ -1,0 +1,1 @@
+"""What a step costs and where its time goes: read from compiled programs and from traces."""

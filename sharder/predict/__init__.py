@@ -1,0 +1,1 @@
+"""What a run would do on hardware that is not here."""

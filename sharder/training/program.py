@@ -1,0 +1,70 @@
+"""The train step as a program: its inputs by shape and place, lowered for whatever devices its mesh has.
+
+The same function serves training here and compiling for hardware that is not: only the mesh's devices differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from sharder.config import Config
+from sharder.model.execution import Execution
+from sharder.parallel.layout import Layout, make_layout, placed, placements
+from sharder.parallel.mesh import batch_split
+from sharder.training.state import TrainState, abstract_state
+from sharder.training.step import Batch, make_train_step
+
+
+@dataclass(frozen=True)
+class Program:
+    """`state` and `batch` are abstract: shapes, dtypes and shardings."""
+
+    config: Config
+    mesh: Mesh
+    layout: Layout
+    execution: Execution
+    state: TrainState
+    batch: Batch
+
+    def lower(self) -> jax.stages.Lowered:
+        """The state is donated, and comes back placed as it went in."""
+        step = make_train_step(self.config, self.execution, self.mesh, self.layout)
+        places = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        return jax.jit(step, donate_argnums=0, out_shardings=(places, None)).lower(self.state, self.batch)
+
+
+def make_program(config: Config, mesh: Mesh, cameras: tuple[str, ...]) -> Program:
+    state, layout = placed_state(config, mesh)
+    batch = placed(abstract_batch(config, cameras), batch_split(mesh))
+    return Program(config, mesh, layout, Execution(config.attn.name, config.remat.name), state, batch)
+
+
+def placed_state(config: Config, mesh: Mesh) -> tuple[TrainState, Layout]:
+    """The abstract state, every leaf with its place, and the table of who holds what."""
+    state = abstract_state(config)
+    layout = make_layout(state.weights, config.layout, mesh)
+    return placed(state, placements(state, layout, mesh)), layout
+
+
+def abstract_batch(config: Config, cameras: tuple[str, ...]) -> Batch:
+    """The global batch as the train step takes it: see data/pipeline.py."""
+    B, model = config.train.batch_size, config.model
+    shape = jax.ShapeDtypeStruct
+    return {
+        "images": {camera: shape((B, model.image_size, model.image_size, 3), np.uint8) for camera in cameras},
+        "image_masks": {camera: shape((B,), np.bool_) for camera in cameras},
+        "tokens": shape((B, model.prompt_tokens), np.int32),
+        "token_mask": shape((B, model.prompt_tokens), np.bool_),
+        "state": shape((B, model.action_dim), np.float32),
+        "actions": shape((B, model.horizon, model.action_dim), np.float32),
+    }
+
+
+def on_devices(batch: Batch, target: Batch) -> Batch:
+    """This process's part of the global batch, placed; what the step does not take (the example ids) stays here."""
+    kept = {name: batch[name] for name in target}
+    return jax.tree.map(lambda x, t: jax.make_array_from_process_local_data(t.sharding, x, t.shape), kept, target)
