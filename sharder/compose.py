@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ from sharder import run_folder
 from sharder.config import Config
 from sharder.errors import EXIT_USER_ERROR, UserError
 from sharder.overrides import Vocabulary, check_hydra_key, first_line
+from sharder.parallel.processes import SLURM, check_part, membership
 from sharder.supervise.workers import Interrupted
 from sharder.usage import usage
 from sharder.validation import validate
@@ -68,16 +70,18 @@ class Job:
         try:
             config = _read(self.command, composed, overrides)
             config.run.id = _run_id(config, overrides, sweep=hydra.mode == RunMode.MULTIRUN)
-            folder = run_folder.claim(config, overrides)
+            claim = run_folder.claim if membership(os.environ)[0].index == 0 else run_folder.follow
+            folder = claim(config, overrides)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return Finished(EXIT_USER_ERROR, " ".join(overrides))
         try:
-            print(f"run folder: {folder.path}", flush=True)
+            where = run_folder.folder_of(config)
+            print(f"run folder: {where}", flush=True)
             code = self.handover(folder.path, config, folder.lock)
             if code == EXIT_USER_ERROR:
                 folder.undo()
-            return Finished(code, str(folder.path))
+            return Finished(code, str(where))
         finally:
             folder.release()
 
@@ -116,6 +120,8 @@ def _main(command: str, handover: Handover, argv: Sequence[str]) -> int:
         if arguments.cfg:
             print("---\n".join(OmegaConf.to_yaml(OmegaConf.structured(config)) for config in configs), end="")
             return 0
+        for config in configs:
+            check_part(membership(os.environ)[0], command, config)
         _check_folders(configs, points, sweep)
         job = Job(command, handover)
         try:
@@ -263,6 +269,14 @@ def _on_top_of(saved: Config, composed: DictConfig, overrides: Sequence[str]) ->
 def _run_id(config: Config, overrides: Sequence[str], sweep: bool) -> str:
     if sweep:
         return run_folder.sweep_id(overrides, config.run.id)
+    us = membership(os.environ)[0]
+    if config.run.id is None and us.source == SLURM:
+        return f"slurm-{os.environ['SLURM_JOB_ID']}"
+    if config.run.id is None and us.several:
+        raise UserError(
+            f"run.id: found null, allowed in one of several processes ({us.source}): a name, the same in all of them; "
+            "set run.id=..."
+        )
     return config.run.id or run_folder.new_id()
 
 

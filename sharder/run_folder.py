@@ -14,18 +14,15 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
 import re
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +31,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from sharder import __version__
 from sharder.config import Config
 from sharder.errors import UserError
 
@@ -44,7 +40,6 @@ ABOUT = Path("about/metadata")  # in a checkpoint: JSON, written by training/che
 CLAIMED = {".hydra", "lock", "checkpoints"}  # what a folder holds before its run has done anything
 LONGEST_ID = 120  # characters; file systems allow 255 bytes a name
 NOT_IN_ID = ("run.", "resume")  # overrides that say where a run goes or starts from, not what it is
-VERSIONS_OF = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "av", "pyarrow", "hydra-core")
 
 
 @dataclass(frozen=True)
@@ -64,9 +59,12 @@ class RunFolder:
     path: Path
     lock: int  # open file: the folder is ours until every copy of it is closed
     before: dict[Path, str] | None  # what an earlier attempt's config files said; None: the folder is new
+    passing: bool = False  # holds nothing but the config of one process of a run whose folder another one claims
 
     def undo(self) -> None:
         """As if this attempt had never been: for one that was refused. A folder that anything ran in stays."""
+        if self.passing:
+            return
         holds = {entry.name for entry in self.path.iterdir()}
         if self.before is None and holds <= CLAIMED and not checkpoint_steps(self.path):
             shutil.rmtree(self.path, ignore_errors=True)
@@ -75,6 +73,8 @@ class RunFolder:
 
     def release(self) -> None:
         os.close(self.lock)
+        if self.passing:
+            shutil.rmtree(self.path, ignore_errors=True)
 
 
 def parse_resume(text: str) -> Resume:
@@ -169,6 +169,13 @@ def claim(config: Config, overrides: Sequence[str]) -> RunFolder:
     except OSError as error:
         raise _unwritable(config, folder, error.strerror or str(error)) from error
     return claimed
+
+
+def follow(config: Config, overrides: Sequence[str]) -> RunFolder:
+    """A folder for the config of a process other than the first of its run; gone when the process is."""
+    folder = Path(tempfile.mkdtemp(prefix="sharder-"))
+    _write(folder, config, overrides)
+    return RunFolder(folder, _lock(folder), before=None, passing=True)
 
 
 def _create(folder: Path, config: Config, overrides: Sequence[str]) -> RunFolder | None:
@@ -270,41 +277,3 @@ def _typed(values: Any, file: Path) -> Config:
         raise UserError(f"{file}: key {error.full_key} does not fit this version of sharder ({reason})") from error
     assert isinstance(config, Config)
     return config
-
-
-def environment(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """What environment.json says: versions, machine, and in `extra` what only a worker knows (devices ...)."""
-    return {
-        "sharder": __version__,
-        "git_commit": _git_commit(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "host": platform.node(),
-        "cpu_count": os.cpu_count(),
-        "command": sys.argv,
-        "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "jax_platforms": os.environ.get("JAX_PLATFORMS", ""),
-        "versions": {name: _version(name) for name in VERSIONS_OF},
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        **extra,
-    }
-
-
-def _git_commit() -> str | None:
-    """Of the checkout this runs from, with -dirty when it is not quite that; None for an installed wheel."""
-    checkout = Path(__file__).parent.parent
-    if not (checkout / ".git").exists():
-        return None
-    describe = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
-    try:
-        done = subprocess.run(describe, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -1,5 +1,4 @@
-"""What the commands start: `python -m sharder.worker <command> <run folder> [<config file>]` reads the config
-and runs it.
+"""What the commands start: `python -m sharder.worker <command> <folder>` reads the config there and runs it.
 
 Nothing slow is imported at the top: data worker processes import this file again, and bad data is refused before jax.
 """
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from sharder.config import Config
 from sharder.errors import EXIT_USER_ERROR, UserError
-from sharder.run_folder import load_config
+from sharder.run_folder import folder_of, load_config
 
 CRASHED, INTERRUPTED = 1, 130
 
@@ -53,11 +52,12 @@ def convert(folder: Path, config: Config) -> None:
 COMMANDS = {"train": train, "evaluate": evaluate, "convert": convert}
 
 
-def main(command: str, folder: Path, config_file: Path | None = None) -> int:
-    """`config_file`: where this process's config is, when it is not the run folder's (another machine of the run)."""
+def main(command: str, place: Path) -> int:
+    """`place` holds this process's config: the run folder, or a passing one where another process claimed that."""
     _set_up_logging()
     try:
-        COMMANDS[command](folder, load_config(config_file or folder))
+        config = load_config(place)
+        COMMANDS[command](folder_of(config), config)
         code = 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -99,4 +99,4 @@ if __name__ == "__main__":
     from sharder.supervise.workers import die_with_parent
 
     die_with_parent()
-    sys.exit(main(sys.argv[1], *map(Path, sys.argv[2:])))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2])))

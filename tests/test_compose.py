@@ -241,3 +241,49 @@ def test_a_preset_can_be_a_sweep(tmp_path: Path) -> None:
     assert [config.train.seed for _, config in handed.runs] == [1, 2]
     assert compose.main("train", handed, [*preset, "hydra.mode=RUN"]) == 0
     assert [config.train.seed for _, config in handed.runs] == [1, 2, 0]
+
+
+TOLD = {"JAX_COORDINATOR_ADDRESS": "localhost:9", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}
+
+
+def test_several_processes_share_one_run_folder_that_the_first_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handed = Handed()
+    for index in ("1", "0"):
+        for name, value in (TOLD | {"JAX_PROCESS_ID": index}).items():
+            monkeypatch.setenv(name, value)
+        assert compose.main("train", handed, ["mesh=fsdp2", "run.id=shared"]) == 0
+        assert "run folder: outputs/train/shared" in capsys.readouterr().out
+        if index == "1":
+            assert not (tmp_path / "outputs").exists()
+    (passing, _), (claimed, _) = handed.runs
+    assert claimed == Path("outputs/train/shared") and not passing.exists()
+
+
+def test_several_processes_need_a_name_and_a_mesh_that_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in TOLD.items():
+        monkeypatch.setenv(name, value)
+    assert compose.main("train", Handed(), ["mesh=fsdp2"]) == 2
+    assert "run.id: found null, allowed in one of several processes" in capsys.readouterr().err
+    assert compose.main("train", Handed(), ["run.id=x"]) == 2
+    assert "mesh: found 1 x 1 = 1 devices for 2 processes" in capsys.readouterr().err
+    monkeypatch.setenv("JAX_PROCESS_ID", "2")
+    assert compose.main("train", Handed(), ["mesh=fsdp2", "run.id=x"]) == 2
+    assert "JAX_PROCESS_ID" in capsys.readouterr().err
+
+
+def test_a_slurm_job_names_its_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Requeued, it has the same name and finds its folder."""
+    srun = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}
+    for name, value in (srun | {"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "2"}).items():
+        monkeypatch.setenv(name, value)
+    assert compose.main("train", Handed(), ["mesh=fsdp2"]) == 0
+    assert "outputs/train/slurm-77" in capsys.readouterr().out
+    for name in srun:
+        if name != "SLURM_JOB_ID":
+            monkeypatch.delenv(name)
+    assert compose.main("train", Handed(), []) == 0  # a shell inside a job is no launch
+    assert "slurm" not in capsys.readouterr().out

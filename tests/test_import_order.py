@@ -12,7 +12,7 @@ import sharder
 ROOT = Path(sharder.__file__).parent
 LEVELS = [
     {"config", "errors", "validation"},
-    {"model", "data", "parallel", "measure", "run_folder"},
+    {"model", "data", "parallel", "measure", "run_folder", "provenance"},
     {"training", "predict", "tracking", "supervise"},
     {"compose", "overrides", "usage", "conf", "worker", "train", "evaluate", "plan", "report", "convert"},
 ]

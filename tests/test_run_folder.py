@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import sharder
 from sharder import run_folder
 from sharder.config import Config
 from sharder.errors import UserError
@@ -213,9 +212,11 @@ def test_a_config_of_another_version_is_refused_by_key(tmp_path: Path) -> None:
     claimed.release()
 
 
-def test_environment_takes_what_the_worker_knows() -> None:
-    environment = run_folder.environment({"device_kind": "cpu", "device_count": 1})
-    assert environment["device_kind"] == "cpu"
-    assert environment["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert environment["sharder"] == sharder.__version__
-    assert environment["versions"]["hydra-core"].startswith("1.3")
+def test_a_process_that_is_not_the_first_has_a_passing_folder_for_its_config(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    follower = run_folder.follow(config, ["run.id=one"])
+    assert run_folder.folder_of(run_folder.load_config(follower.path)) == tmp_path / "train" / "one"
+    assert not (tmp_path / "train").exists()
+    follower.undo()
+    follower.release()
+    assert not follower.path.exists()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from sharder.config import Config
 from sharder.errors import UserError
 
 ADDRESS, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
@@ -56,6 +57,26 @@ def membership(environ: Mapping[str, str]) -> tuple[Membership, str | None]:
             return Membership(0, 1, None, SINGLE, attempt), None
         why = why or found
     return Membership(0, 1, None, SINGLE, attempt), why
+
+
+def check_part(us: Membership, command: str, config: Config) -> None:
+    """What this process is part of, when something else started several, fits what it is to run."""
+    if not us.several:
+        return
+    if command != "train":
+        raise UserError(
+            f"{command}: found process {us.index} of several ({us.source}), allowed: one process; start it once"
+        )
+    if config.launch.name == "local":
+        raise UserError(
+            f"launch: found local in process {us.index} of several ({us.source}), allowed: inline, since the processes "
+            "are there already; leave launch out"
+        )
+    if us.count and config.mesh.size % us.count:
+        raise UserError(
+            f"mesh: found {config.mesh.batch} x {config.mesh.fsdp} = {config.mesh.size} devices for {us.count} "
+            f"processes ({us.source}), allowed: a multiple of {us.count}; choose another mesh or number of processes"
+        )
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -21,6 +21,7 @@ from types import FrameType
 
 from sharder.config import Config
 from sharder.parallel.environment import worker_environment
+from sharder.parallel.processes import membership
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 PARENT_VARIABLE = "SHARDER_PARENT"
@@ -49,7 +50,8 @@ def run_inline(command: str, folder: Path, config: Config, lock: int) -> int:
     The worker keeps `lock`, an open file, so that the run folder stays taken while either of us lives.
     """
     with forwarding() as forward:
-        worker = start_worker(command, folder, worker_environment(config, os.environ), lock)
+        processes = max(1, membership(os.environ)[0].count)
+        worker = start_worker(command, folder, worker_environment(config, os.environ, processes), lock)
         try:
             forward.to(worker)
             code = exit_code(worker.wait())

@@ -25,7 +25,8 @@ from sharder.parallel.late import said_when_late
 from sharder.parallel.layout import device_bytes, held_whole
 from sharder.parallel.mesh import make_mesh, process_slice
 from sharder.parallel.preflight import preflight
-from sharder.run_folder import environment, write_atomically
+from sharder.provenance import environment
+from sharder.run_folder import write_atomically
 from sharder.tracking.ledger import open_ledger
 from sharder.tracking.sinks import Tracker, open_tracker
 from sharder.training.checkpoint import Checkpoints

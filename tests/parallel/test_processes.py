@@ -2,9 +2,10 @@
 
 import pytest
 
+from sharder.config import Config
 from sharder.errors import UserError
 from sharder.parallel import processes
-from sharder.parallel.processes import Membership, membership, named, split_address
+from sharder.parallel.processes import JAX, Membership, check_part, membership, named, split_address
 
 TOLD = {"JAX_COORDINATOR_ADDRESS": "node1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
 SRUN = {
@@ -153,3 +154,23 @@ def test_processes_are_named_in_order_and_not_endlessly() -> None:
     assert named([1]) == "process 1"
     assert named({3, 1}) == "processes 1, 3"
     assert named(range(1, 64)).endswith(" 15, 16, ... and 47 more")
+
+
+def placed(launch: str = "inline", fsdp: int = 4) -> Config:
+    config = Config()
+    config.launch.name, config.mesh.fsdp = launch, fsdp
+    return config
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "words"),
+    [
+        ("evaluate", placed(), "evaluate: found process 1 of several .JAX_ variables., allowed: one process"),
+        ("train", placed("local"), "launch: found local in process 1 of several"),
+        ("train", placed(fsdp=2), "mesh: found 1 x 2 = 2 devices for 4 processes"),
+    ],
+)
+def test_what_one_of_several_processes_cannot_do(command: str, config: Config, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_part(Membership(1, 4, "node:1", JAX), command, config)
+    check_part(SINGLE, command, config)
