@@ -18,7 +18,7 @@ from sharder.run_folder import folder_of, load_config
 
 CRASHED, INTERRUPTED = 1, 130
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("sharder.worker")  # run as __main__, whose name is no child of sharder
 
 
 def train(folder: Path, config: Config) -> None:

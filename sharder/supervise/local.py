@@ -168,7 +168,8 @@ def summary(first: End, ends: Sequence[End], last_words: Sequence[str]) -> list[
     lines = [f"worker {first.rank} failed first: {_how(first)}: {last_words[first.rank]}"]
     for end in ends:
         if end.rank != first.rank:
-            lines.append(f"worker {end.rank}: {_how(end)}" + (f": {last_words[end.rank]}" if end.returned else ""))
+            words = "the same" if last_words[end.rank] == last_words[first.rank] else last_words[end.rank]
+            lines.append(f"worker {end.rank}: {_how(end)}" + (f": {words}" if end.returned else ""))
     by_themselves = {end.rank for end in ends}
     return lines + [f"worker {rank}: killed after it" for rank in range(len(last_words)) if rank not in by_themselves]
 
@@ -184,6 +185,13 @@ class _Terminal:
     def __init__(self) -> None:
         self._one_at_a_time = threading.Lock()
         self._inside_line = False
+        self._errors: set[bytes] = set()
+
+    def error(self, rank: int, line: bytes) -> None:
+        """What several workers found is said once."""
+        if line not in self._errors:
+            self._errors.add(line)
+            self.print(f"worker {rank}: {line.decode(errors='replace')}")
 
     def copy(self, chunk: bytes) -> None:
         with self._one_at_a_time, contextlib.suppress(OSError):
@@ -255,4 +263,4 @@ class _Output(threading.Thread):
         if line.startswith(ERROR):
             self._error = line
             if self._rank != 0:
-                self._terminal.print(f"worker {self._rank}: {line.decode(errors='replace')}")
+                self._terminal.error(self._rank, line)

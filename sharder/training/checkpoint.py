@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint.options import MultiprocessingOptions
 
 from sharder.config import CheckpointConfig
 from sharder.errors import UserError
@@ -63,10 +65,13 @@ class Checkpoints:
 
     def __init__(self, folder: Path, config: CheckpointConfig):
         self.folder, self.config = folder.absolute(), config
+        self.folder.mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=config.keep,
             keep_period=config.keep_every,
             cleanup_tmp_directories=True,
+            create=False,
+            multiprocessing_options=_together(),
         )
         self._manager = ocp.CheckpointManager(self.folder, options=options)
 
@@ -127,6 +132,18 @@ class Checkpoints:
             )
 
 
+def _together() -> MultiprocessingOptions:
+    """Processes wait for each other on the host, with a time limit: Orbax's default waits on the devices for ever."""
+    count = jax.process_count()
+    return MultiprocessingOptions(active_processes=set(range(count)) if count > 1 else None)
+
+
+def _alone() -> MultiprocessingOptions:
+    """Each process reads its own slices and waits for nobody; who is late is named by whoever called for the read."""
+    index = jax.process_index()
+    return MultiprocessingOptions(primary_host=index, active_processes={index} if jax.process_count() > 1 else None)
+
+
 def _step_folder(folder: Path, step: int) -> Path:
     path = folder / str(step)
     if not (path / ABOUT).parent.is_dir():
@@ -145,7 +162,7 @@ def read_about(folder: Path, step: int) -> dict[str, Any]:
 
 def _read(path: Path, target: dict[str, Any]) -> Any:
     """Arrays of one item, placed like `target` (shapes, dtypes and shardings), whatever devices wrote them."""
-    with ocp.StandardCheckpointer() as reader:
+    with ocp.StandardCheckpointer(multiprocessing_options=_alone()) as reader:
         try:
             saved = {name: tuple(array.shape) for name, array in flat(reader.metadata(path).item_metadata.tree).items()}
         except (ValueError, OSError, AttributeError) as error:
@@ -176,7 +193,7 @@ def read_state(folder: Path, step: int, target: TrainState) -> TrainState:
     read = {name: _read(_step_folder(folder, step) / name, tree) for name, tree in _items(target).items()}
     numbered = [leaf for _, leaf in sorted(read["optimizer"].items(), key=lambda item: int(item[0]))]
     return TrainState(
-        step=jax.device_put(jax.numpy.int32(step), target.step.sharding),
+        step=jax.make_array_from_callback((), target.step.sharding, lambda _: np.asarray(step, np.int32)),
         trainable=flat(read["trainable"]),
         frozen=flat(read.get("frozen", {})),
         optimizer=jax.tree.unflatten(jax.tree.structure(target.optimizer), numbered),

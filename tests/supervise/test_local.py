@@ -150,6 +150,14 @@ def test_the_summary_has_a_line_for_each_worker() -> None:
     ]
 
 
+def test_what_all_found_is_said_once() -> None:
+    ends = [End(0, 2, 1.0), End(1, 2, 1.0)]
+    assert summary(ends[0], ends, ["error: they differ", "error: they differ"]) == [
+        "worker 0 failed first: exit 2 after 1.0 s: error: they differ",
+        "worker 1: exit 2 after 1.0 s: the same",
+    ]
+
+
 WITH_CHILDREN = """
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 tell(f"child-{rank}", str(child.pid))
