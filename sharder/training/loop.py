@@ -119,7 +119,7 @@ def _compile(program: Program, hosts: Hosts) -> Any:
         lowered = program.lower()
     agree(hosts, "program", {"lowered train step": hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]})
     with said_when_late("still compiling the train step", SLOW_COMPILE_S, log.info):
-        compiled = lowered.compile()
+        compiled = program.compile(lowered)
     log.info(f"compiled the train step in {time.monotonic() - started:.1f} s")
     return compiled
 

@@ -5,7 +5,10 @@ The same function serves training here and compiling for hardware that is not: o
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +17,7 @@ from jax.sharding import Mesh
 from sharder.config import Config
 from sharder.model.execution import Execution
 from sharder.parallel.layout import Layout, make_layout, placed, placements
-from sharder.parallel.mesh import batch_split
+from sharder.parallel.mesh import FSDP, batch_split
 from sharder.training.state import TrainState, abstract_state
 from sharder.training.step import Batch, make_train_step
 
@@ -35,6 +38,28 @@ class Program:
         step = make_train_step(self.config, self.execution, self.mesh, self.layout)
         places = jax.tree.map(lambda leaf: leaf.sharding, self.state)
         return jax.jit(step, donate_argnums=0, out_shardings=(places, None)).lower(self.state, self.batch)
+
+    def compile(
+        self, lowered: jax.stages.Lowered | None = None, more: Mapping[str, Any] | None = None
+    ) -> jax.stages.Compiled:
+        """`more`: compiler options beside those of the layout."""
+        options = compiler_options(self.config, self.mesh) | dict(more or {})
+        return (lowered or self.lower()).compile(compiler_options=options)
+
+
+def compiler_options(config: Config, mesh: Mesh, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """What the layout needs of XLA beyond its defaults. A flag that the user has put in XLA_FLAGS stays as it is."""
+    if config.layout.name != "gather" or mesh.shape[FSDP] == 1 or mesh.devices.flat[0].platform != "gpu":
+        return {}
+    # Start the next layer's gather in this turn of the loop. Without it each gather of a layer is waited for in the
+    # turn that starts it, with only that layer's own work to hide behind. The flag changed its name in jax 0.11.1.
+    options: dict[str, Any]
+    if jax.__version_info__ < (0, 11, 1):
+        options = {"xla_gpu_enable_pipelined_all_gather": True}
+    else:
+        options = {"xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_ON"}
+    set_by_user = {flag.split("=")[0].lstrip("-") for flag in environ.get("XLA_FLAGS", "").split()}
+    return {name: value for name, value in options.items() if name not in set_by_user}
 
 
 def make_program(config: Config, mesh: Mesh, cameras: tuple[str, ...]) -> Program:
