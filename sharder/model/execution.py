@@ -15,11 +15,17 @@ from sharder.model.weight import LayerHook, RowHook
 
 GATHERED = "gathered weights"  # the name of what a layer hook brought together: never kept for the backward pass
 
+
+def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
+    """Keep everything, as without remat, but no weight that a hook brought together, under whatever name."""
+    return primitive.name not in ("custom_vjp_call", "all_gather") and parameters.get("name") != GATHERED
+
+
 POLICIES: dict[str, Any] = {  # what a layer's forward pass keeps for its backward pass
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
-    "none": jax.checkpoint_policies.save_anything_except_these_names(GATHERED),
+    "none": all_but_gathered,
 }
 
 

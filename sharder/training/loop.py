@@ -68,7 +68,7 @@ def train(data: Dataset, folder: Path, hosts: Hosts) -> None:
         return
 
     # Compile, the same program everywhere.
-    train_step = _compile(program, hosts)
+    train_step, put_back = _compile(program, hosts), program.put_back()
     evaluate = Evaluation(data, program, hosts)
     source = data.source(process_slice(mesh, config.train.batch_size))
     loader = Loader(
@@ -98,6 +98,7 @@ def train(data: Dataset, folder: Path, hosts: Hosts) -> None:
             batch = clock.waiting_for_data(next_batch)
             ledger.write(step, batch["example"])
             state, metrics = train_step(state, on_devices(batch, program.batch))
+            state = put_back(state)
             if step == first_step:
                 _first_step_returns(metrics, config)
             _finish_step(under_way, config, clock, tracker, source.batches_per_epoch)

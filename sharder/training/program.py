@@ -6,7 +6,7 @@ The same function serves training here and compiling for hardware that is not: o
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +34,20 @@ class Program:
     batch: Batch
 
     def lower(self) -> jax.stages.Lowered:
-        """The state is donated, and comes back placed as it went in."""
+        """The state is donated, and comes back placed as it went in; with layout published, as XLA likes."""
         step = make_train_step(self.config, self.execution, self.mesh, self.layout)
-        places = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        return jax.jit(step, donate_argnums=0, out_shardings=(places, None)).lower(self.state, self.batch)
+        outputs = None if self.config.layout.name == "published" else (self.places, None)
+        return jax.jit(step, donate_argnums=0, out_shardings=outputs).lower(self.state, self.batch)
+
+    @property
+    def places(self) -> TrainState:
+        return jax.tree.map(lambda leaf: leaf.sharding, self.state)
+
+    def put_back(self) -> Callable[[TrainState], TrainState]:
+        """What a step's new state goes through before the next step: nothing, unless XLA chose where it lies."""
+        if self.config.layout.name != "published":
+            return lambda state: state
+        return jax.jit(lambda state: state, donate_argnums=0, out_shardings=self.places)
 
     def compile(
         self, lowered: jax.stages.Lowered | None = None, more: Mapping[str, Any] | None = None
