@@ -21,7 +21,7 @@ Cases = dict[str, dict[str, Any]]
 def child(which: str) -> Any:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     environment |= {"NPROC": "4", "PYTHONPATH": str(SCRIPT.parent.parent.parent)}
-    command = [sys.executable, "-W", "error", str(SCRIPT), which]
+    command = [sys.executable, str(SCRIPT), which]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -38,7 +38,8 @@ def slow() -> Cases:
 
 
 def assert_like(found: dict[str, Any], wanted: dict[str, Any], rel: float = 1e-6) -> None:
-    """Losses, norms and final weights, over three steps."""
+    """Losses, norms and final weights, over three steps; and nobody is warned."""
+    assert found["warnings"] == []
     assert found["losses"] == pytest.approx(wanted["losses"], rel=rel)
     assert found["grad_norms"] == pytest.approx(wanted["grad_norms"], rel=10 * rel)
     assert found["off"]
@@ -86,16 +87,20 @@ def moved(case: dict[str, Any], *outer: int) -> list[dict[str, Any]]:
     return [one for one in case["moves"] if tuple(one["loops"][: len(outer)]) == outer]
 
 
-def assert_gathered_forward_and_backward(case: dict[str, Any], *outer: int) -> None:
-    """Every split weight of a layer twice, and nothing else: what was gathered is not kept from one to the other."""
+def assert_gathered_forward_and_backward(case: dict[str, Any], *outer: int, again: bool = False) -> None:
+    """Every split weight of a layer twice, and nothing else: what was gathered is not kept from one to the other.
+
+    Whoever differentiates an addition needs no bias, unless the layer is computed `again`.
+    """
     for stack, depth in LAYERS.items():
-        wanted = Counter(tuple(dims) for path, dims in case["layer_weights"].items() if path.startswith(stack))
-        assert wanted.total() == {"vision/layers": 9, "gemma/layers": 14}[stack]
+        layer = {path: tuple(dims) for path, dims in case["layer_weights"].items() if path.startswith(stack)}
+        assert len(layer) == {"vision/layers": 9, "gemma/layers": 14}[stack]
         gathers = [one for one in moved(case, *outer, depth) if "gather_weights" in one["from"]]
         assert all(one["kind"] == "all-gather" for one in gathers)
         for backward in (False, True):
+            needed = [dims for path, dims in layer.items() if again or not (backward and path.endswith("/bias"))]
             found = Counter(tuple(*one["dims"]) for one in gathers if ("transpose" in one["from"]) == backward)
-            assert found == wanted, f"{stack}, {'backward' if backward else 'forward'}"
+            assert found == Counter(needed), f"{stack}, {'backward' if backward else 'forward'}"
 
 
 def test_every_layer_weight_is_gathered_forward_and_again_backward(quick: Cases) -> None:
@@ -155,9 +160,9 @@ def test_in_bfloat16_several_devices_come_close_to_one(slow: Cases) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", ["gather", "full", "dots"])
+@pytest.mark.parametrize("remat", ["full", "dots"])
 def test_no_remat_keeps_a_gathered_weight(slow: Cases, remat: str) -> None:
-    assert_gathered_forward_and_backward(slow[remat])
+    assert_gathered_forward_and_backward(slow[remat], again=True)
 
 
 @pytest.mark.slow
