@@ -18,7 +18,8 @@ LEVELS = [
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 # Two parts of one level may need each other's nouns, in one direction each.
-ACROSS = {("training", "tracking"), ("compose", "overrides"), ("compose", "usage")}
+ACROSS = {("training", "tracking"), ("training", "supervise"), ("predict", "training")}
+ACROSS |= {("compose", "overrides"), ("compose", "usage")}
 ACROSS |= {("validation", "config"), ("validation", "errors")}
 ACROSS |= {(command, "compose") for command in ("train", "evaluate", "plan", "report", "convert")}
 WITHOUT_JAX = [
