@@ -24,6 +24,7 @@ class TrainConfig:
     accumulation: int = 1  # microbatches a step
     seed: int = 0
     log_every: int = 10  # steps
+    on_nonfinite: str = "stop"  # stop | skip: what a loss or gradient that is no finite number means
 
 
 @dataclass
@@ -196,11 +197,32 @@ class EvaluationConfig:
 
 
 @dataclass
-class LaunchConfig:
-    """How workers are started, and how long processes wait for one another."""
+class LimitsConfig:
+    """How long a supervised worker may go without progress, in seconds, by what it is doing."""
 
-    name: str = "inline"  # inline | local
+    start_s: float = 600.0
+    restore_s: float = 1800.0
+    compile_s: float = 3600.0
+    first_step_s: float = 1800.0
+    step_s: float = 600.0
+    data_wait_s: float = 1800.0
+    save_s: float = 1800.0
+    evaluate_s: float = 3600.0
+    end_s: float = 300.0
+
+
+@dataclass
+class LaunchConfig:
+    """How workers are started, how long processes wait for one another, and what becomes of those that fail."""
+
+    name: str = "inline"  # inline | local | supervised
     processes: int = 1  # workers on this machine
+    min_processes: int = 1  # a relaunch may do with as few, where there is no room for more
+    retries: int = 3  # relaunches since the last new checkpointed step
+    same_failure: int = 2  # the same failure at the same step, this many times, ends the run
+    backoff_s: float = 1.0  # before a relaunch; doubled each time without progress, a minute at most
+    grace_s: float = 30.0  # for workers to save and end after a signal
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     start_timeout_s: float = 600.0  # for every process to answer the roll call
     barrier_timeout_s: float = 1800.0  # for every process to reach a named point
     late_after_s: float = 10.0  # who is missing is named after this long, and again and again

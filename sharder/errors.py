@@ -1,6 +1,7 @@
 """The one exception a user is meant to see."""
 
 EXIT_USER_ERROR = 2
+RESUME = 75  # exit code of a run that was told to stop and has saved: start it again and it goes on
 
 
 class UserError(Exception):
@@ -11,3 +12,18 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return " ".join(str(self.args[0]).split()) if self.args else ""
+
+
+class Fault(Exception):
+    """Something went wrong that is nobody's mistake, a peer that is late or gone: one line, exit code 1, and whoever
+    watches over the run may try again."""
+
+    __str__ = UserError.__str__
+
+
+class Stopped(Exception):
+    """The run was told to stop, has saved what there is to save, and ends with exit code `code`."""
+
+    def __init__(self, said: str, code: int = RESUME) -> None:
+        super().__init__(said)
+        self.code = code

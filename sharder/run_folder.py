@@ -4,7 +4,7 @@
       .hydra/config.yaml     the resolved config, rewritten by every attempt
       .hydra/overrides.yaml  what was typed
       lock                   held by the command and its worker as long as either lives
-      environment.json metrics.jsonl checkpoints/<step>/   written by the worker
+      environment.json metrics.jsonl checkpoints/<step>/ complete.json   written by the worker
 
 The id is given, or made here once: workers are told the folder and never make one.
 """
@@ -37,6 +37,7 @@ from sharder.errors import UserError
 CONFIG = Path(".hydra/config.yaml")
 OVERRIDES = Path(".hydra/overrides.yaml")
 ABOUT = Path("about/metadata")  # in a checkpoint: JSON, written by training/checkpoint.py
+COMPLETE = "complete.json"  # written when the last step is saved and evaluated
 CLAIMED = {".hydra", "lock", "checkpoints"}  # what a folder holds before its run has done anything
 LONGEST_ID = 120  # characters; file systems allow 255 bytes a name
 NOT_IN_ID = ("run.", "resume")  # overrides that say where a run goes or starts from, not what it is
@@ -96,6 +97,18 @@ def checkpoint_steps(folder: Path) -> list[int]:
     if not checkpoints.is_dir():
         return []
     return sorted(int(entry.name) for entry in checkpoints.iterdir() if entry.name.isdecimal() and entry.is_dir())
+
+
+def completed_step(folder: Path) -> int | None:
+    """The step the run was complete at, if it ever was: trusted over any exit code."""
+    try:
+        return int(json.loads((folder / COMPLETE).read_text())["step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def mark_complete(folder: Path, step: int) -> None:
+    write_atomically(folder / COMPLETE, json.dumps({"step": step}) + "\n")
 
 
 def check_resume(resume: Resume, folder: Path) -> None:

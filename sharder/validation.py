@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sharder.config import CamerasConfig, Config
+from sharder.config import CamerasConfig, Config, LimitsConfig
 from sharder.errors import UserError
 
 CHOICES = {
@@ -27,7 +27,8 @@ CHOICES = {
     "layout.reduction": ("auto", "fixed_order", "transport"),
     "attn.name": ("naive", "xla", "flash"),
     "remat.name": ("none", "dots", "dots_no_batch", "full"),
-    "launch.name": ("inline", "local"),
+    "train.on_nonfinite": ("stop", "skip"),
+    "launch.name": ("inline", "local", "supervised"),
     "profile.name": ("off",),
 }
 EXPERT_WIDTHS = ("width", "depth", "mlp_dim", "heads", "kv_heads", "head_dim")
@@ -38,7 +39,8 @@ AT_LEAST_ONE = (
     *("model.vocabulary", "model.image_size", "model.horizon"),
     *("model.flow_steps", "data.prefetch", "data.decoders", "data.planar_arm.episodes", "data.planar_arm.image_size"),
     *("optimizer.decay_steps", "mesh.batch", "mesh.fsdp", "hardware.hosts", "launch.processes"),
-    *("checkpoint.every_steps", "checkpoint.keep", "evaluation.episodes", "evaluation.max_steps", "evaluation.execute"),
+    *("launch.min_processes", "launch.retries", "launch.same_failure"),
+    *("checkpoint.every_steps", "evaluation.episodes", "evaluation.max_steps", "evaluation.execute"),
     "evaluation.frames",
 )
 AT_LEAST_ZERO = (
@@ -50,6 +52,7 @@ ABOVE_ZERO = (
     *("optimizer.learning_rate", "optimizer.eps", "optimizer.clip_norm", "data.min_range"),
     *("model.language.lora_alpha", "model.action.lora_alpha"),
     *(f"launch.{name}_s" for name in ("start_timeout", "barrier_timeout", "late_after", "preflight_timeout")),
+    *("launch.backoff_s", "launch.grace_s", *(f"launch.limits.{name}" for name in vars(LimitsConfig()))),
 )
 AT_MOST = {  # more is a slip of the hand, or does not fit where the number goes
     **dict.fromkeys(("train.steps", "train.seed", "evaluation.seed", "optimizer.decay_steps"), 2**31 - 1_000_000),
@@ -170,6 +173,8 @@ def _validate_training(config: Config) -> None:
             f"optimizer.warmup_steps: found {optimizer.warmup_steps}, allowed: fewer than "
             f"optimizer.decay_steps={optimizer.decay_steps}, which includes them"
         )
+    two = "2 or more, since the newest may be cut off while it is written"
+    _require(config, "checkpoint.keep", lambda value: value >= 2, two)
     _require(config, "checkpoint.keep_every", lambda value: value is None or value >= 1, "1 or more, or null")
     _require(
         config,

@@ -13,15 +13,18 @@ import traceback
 from pathlib import Path
 
 from sharder.config import Config
-from sharder.errors import EXIT_USER_ERROR, UserError
+from sharder.errors import EXIT_USER_ERROR, Fault, Stopped, UserError
+from sharder.parallel.processes import membership
 from sharder.run_folder import folder_of, load_config
+from sharder.supervise.heartbeat import Heartbeat
+from sharder.supervise.presence import Presence
 
-CRASHED, INTERRUPTED = 1, 130
+CRASHED = 1
 
 log = logging.getLogger("sharder.worker")  # run as __main__, whose name is no child of sharder
 
 
-def train(folder: Path, config: Config) -> None:
+def train(folder: Path, config: Config, presence: Presence) -> None:
     from sharder.data.dataset import open_dataset
 
     data = open_dataset(config)
@@ -30,10 +33,10 @@ def train(folder: Path, config: Config) -> None:
     from sharder.training import loop
 
     loop.use_compilation_cache()
-    loop.train(data, folder, join(config, os.environ, log.info))
+    loop.train(data, folder, join(config, os.environ, log.info), presence)
 
 
-def evaluate(folder: Path, config: Config) -> None:
+def evaluate(folder: Path, config: Config, presence: Presence) -> None:
     from sharder.run_folder import write_atomically
     from sharder.training import loop, scoring
 
@@ -43,7 +46,7 @@ def evaluate(folder: Path, config: Config) -> None:
     log.info(f"written: {folder / 'evaluation.json'}")
 
 
-def convert(folder: Path, config: Config) -> None:
+def convert(folder: Path, config: Config, presence: Presence) -> None:
     from sharder.training import export
 
     export.to_openpi_layout(config, folder)
@@ -54,17 +57,25 @@ COMMANDS = {"train": train, "evaluate": evaluate, "convert": convert}
 
 def main(command: str, place: Path) -> int:
     """`place` holds this process's config: the run folder, or a passing one where another process claimed that."""
+    presence = Presence(leave=_leave_at_once)
+    presence.listen()
     _set_up_logging()
     try:
         config = load_config(place)
-        COMMANDS[command](folder_of(config), config)
+        folder, us = folder_of(config), membership(os.environ)[0]
+        with Heartbeat(folder, us.index, us.attempt) as heartbeat:
+            presence.heartbeat = heartbeat
+            COMMANDS[command](folder, config, presence)
         code = 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         code = EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        code = INTERRUPTED
+    except Fault as fault:
+        print(f"error: {fault}", file=sys.stderr, flush=True)
+        code = CRASHED
+    except Stopped as stopped:
+        log.info(str(stopped))
+        code = stopped.code
     except Exception:
         traceback.print_exc()
         code = CRASHED
@@ -78,10 +89,19 @@ def _left(code: int) -> int:
 
         try:
             distributed.leave(code)
-        except UserError as error:
+        except (Fault, UserError, Stopped) as error:
+            # All is saved, but the others did not come: what that means is for whoever watches over the run.
             print(f"error: {error}", file=sys.stderr, flush=True)
-            return EXIT_USER_ERROR
+            distributed.leave(CRASHED)
+            return CRASHED
     return code
+
+
+def _leave_at_once(code: int) -> None:
+    """From another thread than the main one, which may be deep in a compile."""
+    print("stopped: nothing was under way that is not saved", file=sys.stderr, flush=True)
+    _left(code)
+    os._exit(code)
 
 
 def _set_up_logging() -> None:

@@ -70,7 +70,7 @@ REFUSED = [
     ({"optimizer__final_learning_rate": 1.0}, "optimizer.final_learning_rate", "found 1", "at most"),
     ({"optimizer__warmup_steps": 30000}, "optimizer.warmup_steps", "found 30000", "fewer than"),
     ({"checkpoint__every_steps": 0}, "checkpoint.every_steps", "found 0", "1 or more"),
-    ({"checkpoint__keep": 0}, "checkpoint.keep", "found 0", "1 or more"),
+    ({"checkpoint__keep": 0}, "checkpoint.keep", "found 0", "2 or more"),
     ({"checkpoint__keep_every": 0}, "checkpoint.keep_every", "found 0", "or null"),
     ({"evaluation__execute": 51}, "evaluation.execute", "found 51", "model.horizon=50"),
     ({"hardware__count": 1, "mesh__fsdp": 2}, "hardware.count", "found 1", "1 x 2 = 2"),
@@ -101,7 +101,14 @@ def test_refusals(values: dict[str, Any], key: str, found: str, allowed: str) ->
 
 CHECKED_OTHERWISE = {
     *("data.augment.crop", "data.augment.rotation_degrees", "data.episodes"),
-    *("optimizer.b1", "optimizer.b2", "optimizer.ema_decay", "checkpoint.keep_every", "hardware.count"),
+    *(
+        "optimizer.b1",
+        "optimizer.b2",
+        "optimizer.ema_decay",
+        "checkpoint.keep",
+        "checkpoint.keep_every",
+        "hardware.count",
+    ),
 }
 
 

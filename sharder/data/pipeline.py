@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import atexit
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -120,9 +120,9 @@ class Loader:
         """Of the worker processes."""
         return [maker.pid for maker in self._makers if isinstance(maker, BatchProcess)]
 
-    def ready(self) -> bool:
-        """Is the next batch there already? If not, `next` waits for data."""
-        return bool(self._under_way) and self._under_way[0].done()
+    def ready(self, within_s: float = 0.0) -> bool:
+        """Is the next batch there, now or within some seconds? If not, `next` waits for data."""
+        return bool(self._under_way) and bool(wait([self._under_way[0]], within_s).done)
 
     def __iter__(self) -> Loader:
         return self

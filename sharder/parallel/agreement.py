@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from sharder.errors import UserError
+from sharder.errors import EXIT_USER_ERROR, RESUME, Fault, Stopped, UserError
 from sharder.parallel.processes import named
 
 MEETING, ENDED = "sharder/meeting", "sharder/ended"
@@ -91,7 +91,7 @@ class Hosts:
         self._store = store
 
     def barrier(self, name: str, timeout_s: float | None = None) -> None:
-        """Returns when all processes are at `name`; a UserError names those who are not there in time (seconds)."""
+        """Returns when all processes are at `name`; a Fault names those who are not there in time (seconds)."""
         if self._store is not None:
             _Meeting(self, self._store, name, timeout_s).hold("", only_process_0=True)
 
@@ -138,8 +138,9 @@ class _Meeting:
             return self._wait_for_go()
         try:
             texts = self._collect()
-        except UserError as fault:
-            self.store.put(f"{self.folder}/go", json.dumps({"fault": str(fault)}))
+        except (Fault, UserError) as fault:
+            usage = isinstance(fault, UserError)
+            self.store.put(f"{self.folder}/go", json.dumps({"fault": str(fault), "usage": usage}))
             raise
         self.store.put(f"{self.folder}/go", json.dumps({"texts": texts[:1] if only_process_0 else texts}))
         # Whoever is here has read what the meeting before this one had to say.
@@ -152,7 +153,7 @@ class _Meeting:
             here = self._here()
             for index, said in here.items():
                 if said["at"] != self.name:
-                    raise UserError(
+                    raise Fault(
                         f"process {index} is at {said['at']!r} while process 0 is at {self.name!r}: "
                         "their programs have parted ways, which they never should"
                     )
@@ -167,7 +168,7 @@ class _Meeting:
             self._look_at_the_clock(self._missing(self._here()))
         answer = json.loads(word)
         if "fault" in answer:
-            raise UserError(answer["fault"])
+            raise (UserError if answer["usage"] else Fault)(answer["fault"])
         if self.late:
             self._note_arrivals(set())
         return answer["texts"]
@@ -196,13 +197,16 @@ class _Meeting:
         if missing:
             ended = {int(index): code for index, code in self.store.below(ENDED).items()}
             if gone := sorted(ended.keys() & missing):
+                if all(ended[index] == str(RESUME) for index in gone):
+                    raise Stopped(f"{named(gone)} was told to stop before reaching {self.name!r}")
                 codes = ", ".join(sorted({ended[index] for index in gone}))
-                raise UserError(
+                kind = UserError if codes == str(EXIT_USER_ERROR) else Fault
+                raise kind(
                     f"{named(gone)} ended with exit code {codes} before reaching {self.name!r}: its log says why"
                 )
         if now - self.start >= self.timeout_s:
             have = "have" if len(missing) > 1 else "has"
-            raise UserError(
+            raise Fault(
                 f"{named(missing or {0})} {have} not reached {self.name!r} after {self.timeout_s:g} s{self.setting}"
             )
         if missing and now >= self.next_word:

@@ -67,10 +67,10 @@ def check_part(us: Membership, command: str, config: Config) -> None:
         raise UserError(
             f"{command}: found process {us.index} of several ({us.source}), allowed: one process; start it once"
         )
-    if config.launch.name == "local":
+    if config.launch.name != "inline":
         raise UserError(
-            f"launch: found local in process {us.index} of several ({us.source}), allowed: inline, since the processes "
-            "are there already; leave launch out"
+            f"launch: found {config.launch.name} in process {us.index} of several ({us.source}), allowed: inline, "
+            "since the processes are there already; leave launch out"
         )
     if us.count and config.mesh.size % us.count:
         raise UserError(

@@ -149,6 +149,53 @@ def end_groups(workers: Sequence[subprocess.Popen[bytes]]) -> None:
             time.sleep(0.01)
 
 
+def end_marked(mark: str) -> None:
+    """Ends the processes below this one that have `mark`, a NAME=value, in the environment they were started with.
+
+    What workers leave behind outside their groups, a daemon say, is left to us (see start_worker), but so is what
+    others have left where we are the first process of a container: that is spared.
+    """
+    known: set[int] = set()
+    deadline = time.monotonic() + GROUP_END_S
+    while known := {process for process in known | _marked(mark) if _kill(process)}:
+        if time.monotonic() > deadline:
+            print(f"processes {sorted(known)} do not end; they may still hold a device", file=sys.stderr)
+            return
+        for process in known:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process, os.WNOHANG)
+        time.sleep(0.01)
+
+
+def _marked(mark: str) -> set[int]:
+    """None where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            parent = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.name))
+    below: set[int] = set()
+    new = [os.getpid()]
+    while new := [child for parent in new for child in children.get(parent, [])]:
+        below.update(new)
+    return {process for process in below if mark.encode() in _environment(process)}
+
+
+def _environment(process: int) -> list[bytes]:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    return []
+
+
+def _kill(process: int) -> bool:
+    """Whether it was there, be it as one that has ended and that nobody has asked for its exit code."""
+    try:
+        os.kill(process, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
 def _kill_group(group: int) -> bool:
     """Whether there was a process in it, be it one that has ended and that nobody has asked for its exit code."""
     try:

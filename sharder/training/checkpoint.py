@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import shutil
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -23,9 +26,13 @@ from orbax.checkpoint.options import MultiprocessingOptions
 from sharder.config import CheckpointConfig
 from sharder.errors import UserError
 from sharder.model.weight import Weights
-from sharder.run_folder import ABOUT
+from sharder.run_folder import ABOUT, checkpoint_steps
+from sharder.training.manifest import damage, seal, set_aside
 from sharder.training.state import TrainState
 
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1  # between two looks whether a save is committed
 NO_ROOM = ("RESOURCE_EXHAUSTED", "No space left", "quota")  # how a full disk is told of
 
 
@@ -74,21 +81,56 @@ class Checkpoints:
             multiprocessing_options=_together(),
         )
         self._manager = ocp.CheckpointManager(self.folder, options=options)
+        self._sealing: threading.Thread | None = None  # process 0's
 
-    @property
-    def newest(self) -> int | None:
-        return self._manager.latest_step()
+    def newest_whole(self) -> int | None:
+        """The newest step whose files are all as they were written. For process 0: what is damaged or unfinished is
+        named, and moved out of the way."""
+        for step in reversed(checkpoint_steps(self.folder.parent)):
+            path = self.folder / str(step)
+            wrong = damage(path)
+            if wrong is None:
+                return step
+            log.warning(f"checkpoint {path}: skipped, {wrong}; kept as {set_aside(path).name}")
+        return None
+
+    def look_again(self) -> None:
+        """After `newest_whole` of process 0 moved something: every process forgets what is gone."""
+        self._manager.reload()
 
     def save(self, state: TrainState, step: int, about: dict[str, Any]) -> None:
-        """Returns once the arrays are copied; writing goes on beside training."""
+        """Returns once the arrays are copied; writing goes on beside training, and then the manifest."""
+        self.wait()
         items = {name: ocp.args.StandardSave(tree) for name, tree in _items(state).items()}
         with self._room():
             self._manager.save(step, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items), force=True)
+        if jax.process_index() == 0:
+            self._sealing = threading.Thread(target=self._seal, args=(step,), name="seal", daemon=True)
+            self._sealing.start()
+
+    def check(self) -> None:
+        """Raises what went wrong with a save that goes on beside training, as soon as that is known."""
+        with self._room():
+            self._manager.check_for_errors()
 
     def wait(self) -> None:
-        """Returns when the last save is on disk."""
+        """Returns when the last save is on disk, and sealed."""
         with self._room():
             self._manager.wait_until_finished()
+        if self._sealing is not None:
+            self._sealing.join()
+            self._sealing = None
+
+    def _seal(self, step: int) -> None:
+        """Waits for the rename that commits the step; when saving fails there is none, and nothing to seal."""
+        path = self.folder / str(step)
+        while not path.is_dir():
+            if not self._manager.is_saving_in_progress():
+                if path.is_dir():
+                    break
+                return
+            time.sleep(LOOK_S)
+        seal(path)
 
     def close(self) -> None:
         self.wait()
@@ -130,6 +172,18 @@ class Checkpoints:
                 f"{wanted * bytes_each / 1e9:.3g} GB, {self.folder} has {free / 1e9:.3g} GB free; "
                 "keep fewer, set checkpoint.keep_every=null, or choose another run.root"
             )
+
+
+def whole_step(folder: Path, step: int, chosen: bool) -> int:
+    """`step` of another run's checkpoints, or when that was not chosen the newest that is whole; nothing is moved."""
+    wrong = damage(folder / str(step))
+    if wrong is None:
+        return step
+    older = [other for other in checkpoint_steps(folder.parent) if other < step]
+    if chosen or not older:
+        raise UserError(f"resume: {folder / str(step)}: {wrong}; choose another step or run folder")
+    log.warning(f"checkpoint {folder / str(step)}: skipped, {wrong}")
+    return whole_step(folder, older[-1], chosen)
 
 
 def _together() -> MultiprocessingOptions:

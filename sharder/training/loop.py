@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 from sharder.config import Config
 from sharder.data.cache import cache_dir
 from sharder.data.dataset import Dataset
-from sharder.data.order import step_position
 from sharder.data.pipeline import Loader
+from sharder.errors import Stopped
 from sharder.parallel import fingerprint
 from sharder.parallel.agreement import Hosts
 from sharder.parallel.fingerprint import agree
@@ -26,7 +26,8 @@ from sharder.parallel.layout import device_bytes, held_whole
 from sharder.parallel.mesh import make_mesh, process_slice
 from sharder.parallel.preflight import preflight
 from sharder.provenance import environment
-from sharder.run_folder import write_atomically
+from sharder.run_folder import completed_step, mark_complete, write_atomically
+from sharder.supervise.presence import Presence
 from sharder.tracking.ledger import open_ledger
 from sharder.tracking.sinks import Tracker, open_tracker
 from sharder.training.checkpoint import Checkpoints
@@ -35,18 +36,21 @@ from sharder.training.evaluation import Evaluation
 from sharder.training.meaning import about, flat_config, meaning
 from sharder.training.program import Program, make_program, on_devices
 from sharder.training.start import Start, starting_state
-from sharder.training.state import state_bytes
+from sharder.training.state import TrainState, state_bytes
 from sharder.training.step import Batch, Metrics
+from sharder.training.under_way import UnderWay
 
 log = logging.getLogger(__name__)
 
+LOOK_S = 1.0  # between two looks whether anyone asked to stop, while there is no batch
 SLOW_COMPILE_S = 60.0  # a compile that takes longer is told of, every so often
 
 
-def train(data: Dataset, folder: Path, hosts: Hosts) -> None:
+def train(data: Dataset, folder: Path, hosts: Hosts, presence: Presence | None = None) -> None:
+    presence = presence or Presence()
     config = data.config
     mesh = make_mesh(config.mesh)
-    steps, first_process = config.train.steps, hosts.index == 0
+    steps = config.train.steps
 
     # Processes that are not the same, or cannot talk, end here, in seconds.
     agree(hosts, "start", fingerprint.of_installation() | of_run(data) | of_devices(mesh))
@@ -54,23 +58,56 @@ def train(data: Dataset, folder: Path, hosts: Hosts) -> None:
     program = make_program(config, mesh, tuple(data.recording.cameras))
 
     # Refuse what would fail late, then find out where to start.
+    presence.phase("restore")
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint)
     checkpoints.check_room(state_bytes(program.state), steps)
     start = starting_state(data, checkpoints, program.state, hosts)
     hosts.barrier("state restored")
-    if first_process:
+    if hosts.index == 0:
         write_atomically(folder / "environment.json", json.dumps(environment(of_devices(mesh)), indent=2) + "\n")
     _tell(start, program)
-    state, first_step = start.state, start.step
-    if first_step >= steps:
-        log.info(f"complete: step {first_step} of train.steps={steps} is saved; raise train.steps to go on")
+    if start.step >= steps and completed_step(folder) == start.step:
+        log.info(f"complete: step {start.step} of train.steps={steps} is saved; raise train.steps to go on")
         checkpoints.close()
         return
 
-    # Compile, the same program everywhere.
-    train_step, put_back = _compile(program, hosts), program.put_back()
     evaluate = Evaluation(data, program, hosts)
-    source = data.source(process_slice(mesh, config.train.batch_size))
+    tracked = open_tracker(config, folder, start.step) if hosts.index == 0 else Tracker([])
+    with tracked as tracker, checkpoints:
+        state = start.state
+        if start.step < steps:
+            state = _take_steps(start, data, program, folder, hosts, presence, evaluate, tracker, checkpoints)
+        if config.evaluation.at_end:
+            presence.phase("evaluate")
+            evaluate(state.best_weights, tracker, steps, "after training")
+    presence.phase("end")
+    if hosts.index == 0:
+        mark_complete(folder, steps)
+    log.info(f"finished at step {steps}; run folder: {folder}")
+
+
+def _take_steps(
+    start: Start,
+    data: Dataset,
+    program: Program,
+    folder: Path,
+    hosts: Hosts,
+    presence: Presence,
+    evaluate: Evaluation,
+    tracker: Tracker,
+    checkpoints: Checkpoints,
+) -> TrainState:
+    """From the start to train.steps, or to a request to stop: then what there is is saved, and Stopped raised."""
+    config, state, first_step = data.config, start.state, start.step
+    steps = config.train.steps
+
+    # Compile, the same program everywhere.
+    presence.phase("compile")
+    train_step, put_back = _compile(program, hosts), program.put_back()
+    if config.evaluation.at_start and first_step == 0:
+        presence.phase("evaluate")
+        evaluate(state.best_weights, tracker, first_step, "before training")
+    source = data.source(process_slice(program.mesh, config.train.batch_size))
     loader = Loader(
         source,
         first_step=first_step,
@@ -80,38 +117,49 @@ def train(data: Dataset, folder: Path, hosts: Hosts) -> None:
     )
     clock = Clock()
 
-    def next_batch() -> Batch:
-        """Everyone's, or no one's: who is slow is named on the host, not waited for inside a collective."""
-        batch = next(loader)
-        hosts.barrier("batch ready")
-        return batch
+    def next_batch() -> Batch | None:
+        """Everyone's, or no one's: who is slow is named on the host, not waited for inside a collective; and when
+        anyone was told to stop, all stop at this step."""
+        while not loader.ready(LOOK_S) and not presence.stop_requested:
+            pass
+        if any(hosts.exchange("batch ready", "stop" if presence.stop_requested else "")):
+            return None
+        return next(loader)
 
-    tracked = open_tracker(config, folder, first_step) if first_process else Tracker([])
-    with loader, tracked as tracker, checkpoints, open_ledger(config, folder, hosts.index) as ledger:
-        if config.evaluation.at_start and first_step == 0:
-            evaluate(state.best_weights, tracker, first_step, "before training")
-        under_way: tuple[int, Metrics] | None = None  # a dispatched step, finished once the next one is dispatched
+    with loader, open_ledger(config, folder, hosts.index) as ledger:
+        under_way = UnderWay(program, folder, clock, tracker, source.batches_per_epoch)
+        saved_step = first_step
         for step in range(first_step, steps):
+            presence.phase("data wait", step)
             if not loader.ready():  # nothing to dispatch: once the device is idle too, waiting is waiting
-                _finish_step(under_way, config, clock, tracker, source.batches_per_epoch)
-                under_way = None
+                under_way.finish(state)
             batch = clock.waiting_for_data(next_batch)
+            checkpoints.check()
+            if batch is None:
+                under_way.finish(state)
+                if step > saved_step:
+                    presence.phase("save", step)
+                    checkpoints.save(state, step, about(data, step))
+                    checkpoints.wait()
+                raise Stopped(f"stopped at step {step}, which is saved; the same run.id goes on from there: {folder}")
+            presence.phase("step" if step > first_step else "first step", step)
             ledger.write(step, batch["example"])
-            state, metrics = train_step(state, on_devices(batch, program.batch))
+            placed_batch = on_devices(batch, program.batch)
+            state, metrics = train_step(state, placed_batch)
             state = put_back(state)
             if step == first_step:
                 _first_step_returns(metrics, config)
-            _finish_step(under_way, config, clock, tracker, source.batches_per_epoch)
-            under_way = (step, metrics)
+            under_way.finish(state)
+            under_way.dispatched(step, metrics, placed_batch, batch["example"])
             if (step + 1) % config.checkpoint.every_steps == 0 or step + 1 == steps:
-                _finish_step(under_way, config, clock, tracker, source.batches_per_epoch)
-                under_way = None
+                under_way.finish(state)
+                saved_step = step + 1
+                presence.phase("save", step + 1)
                 with clock.paused():
                     checkpoints.save(state, step + 1, about(data, step + 1))
+        presence.phase("save", steps)
         checkpoints.wait()  # the last save is on disk before anything is said of it
-        if config.evaluation.at_end:
-            evaluate(state.best_weights, tracker, steps, "after training")
-    log.info(f"finished at step {steps}; run folder: {folder}")
+    return state
 
 
 def _compile(program: Program, hosts: Hosts) -> Any:
@@ -130,25 +178,6 @@ def _first_step_returns(metrics: Metrics, config: Config) -> None:
     what = "compiled and started, but the first step has not returned"
     with said_when_late(what, config.launch.late_after_s, log.info):
         jax.block_until_ready(metrics)
-
-
-def _finish_step(
-    under_way: tuple[int, Metrics] | None, config: Config, clock: Clock, tracker: Tracker, batches_per_epoch: int
-) -> None:
-    """Waits for a dispatched step, so that at most two are under way, and logs it if it is one to log."""
-    if under_way is None:
-        return
-    step, metrics = under_way
-    jax.block_until_ready(metrics)
-    clock.step_done()
-    done = step + 1
-    if done % config.train.log_every == 0 or done == config.train.steps:
-        times = clock.lap()
-        epoch, _ = step_position(step, batches_per_epoch)
-        row = {"step": done, "epoch": epoch, **{name: float(value) for name, value in metrics.items()}, **times}
-        if times["step_ms"]:
-            row["examples_per_s"] = config.train.batch_size / times["step_ms"] * 1e3
-        tracker.log(row)
 
 
 def of_devices(mesh: Mesh) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sharder.data.normalize import Normalization
 from sharder.model.weight import Weights
 from sharder.parallel.mesh import make_mesh
 from sharder.run_folder import parse_resume
-from sharder.training.checkpoint import read_about, read_best_weights
+from sharder.training.checkpoint import read_about, read_best_weights, whole_step
 from sharder.training.meaning import saved_normalization
 from sharder.training.program import placed_state
 
@@ -34,7 +34,9 @@ class SavedPolicy:
 
 def read_policy(config: Config) -> SavedPolicy:
     """The one that `config.resume` names, placed on the mesh of `config`."""
-    checkpoints, step = parse_resume(config.resume).checkpoint()
+    resume = parse_resume(config.resume)
+    checkpoints, step = resume.checkpoint()
+    step = whole_step(checkpoints, step, chosen=resume.step is not None)
     saved = read_about(checkpoints, step)
     target, _ = placed_state(config, make_mesh(config.mesh))
     weights = read_best_weights(checkpoints, step, target)

@@ -14,7 +14,7 @@ from sharder.data.dataset import Dataset
 from sharder.errors import UserError
 from sharder.parallel.agreement import Hosts
 from sharder.run_folder import parse_resume
-from sharder.training.checkpoint import Checkpoints, read_about, read_state
+from sharder.training.checkpoint import Checkpoints, read_about, read_state, whole_step
 from sharder.training.meaning import check_meaning, meaning
 from sharder.training.pretrained import read_weights, warn_of_other_statistics
 from sharder.training.state import TrainState, init_state, run_once, state_from_weights
@@ -35,6 +35,7 @@ def starting_state(data: Dataset, checkpoints: Checkpoints, target: TrainState, 
     config = data.config
     where = json.dumps(_where(config, checkpoints)) if hosts.index == 0 else None
     found = json.loads(hosts.decide("where to start", where))
+    checkpoints.look_again()
     if found is not None:
         folder, step = Path(found[0]), int(found[1])
         check_meaning(read_about(folder, step)["meaning"], meaning(data), f"{folder}/{step}")
@@ -55,7 +56,7 @@ def starting_state(data: Dataset, checkpoints: Checkpoints, target: TrainState, 
 def _where(config: Config, checkpoints: Checkpoints) -> tuple[str, int] | None:
     """(folder of checkpoints, step) to resume from."""
     resume = parse_resume(config.resume)
-    own = checkpoints.folder, checkpoints.newest
+    own = checkpoints.folder, checkpoints.newest_whole()
     if resume.folder is not None:
         wanted = resume.checkpoint()
         if wanted[0].resolve() == own[0] and wanted != own:
@@ -65,4 +66,6 @@ def _where(config: Config, checkpoints: Checkpoints) -> tuple[str, int] | None:
             )
     if own[1] is not None:
         return str(own[0]), own[1]
-    return None if resume.folder is None else (str(wanted[0]), wanted[1])
+    if resume.folder is None:
+        return None
+    return str(wanted[0]), whole_step(*wanted, chosen=resume.step is not None)

@@ -19,7 +19,7 @@ from sharder.model.execution import Execution
 from sharder.model.pi0 import Observation, build, flow_matching_loss
 from sharder.model.weight import Weights
 from sharder.parallel.layout import Layout
-from sharder.training.gradients import make_gradients
+from sharder.training.gradients import GradientsOf, make_gradients
 from sharder.training.optimizer import clip, make_optimizer, schedule
 from sharder.training.state import TrainState
 
@@ -70,16 +70,28 @@ def example_losses(weights: Weights, batch: Batch, keys: jax.Array, config: Conf
     return flow_matching_loss(model, observation, batch["actions"], noise, draw_time(keys)).mean(-1)
 
 
+def make_step_gradients(config: Config, execution: Execution, mesh: Mesh, layout: Layout) -> GradientsOf:
+    def losses(weights: Weights, batch: Batch, keys: jax.Array, execution: Execution) -> jax.Array:
+        return example_losses(weights, batch, keys, config, execution)
+
+    return make_gradients(losses, config, execution, mesh, layout)
+
+
+def unless_skipped(finite: jax.Array, after: TrainState, before: TrainState) -> TrainState:
+    """A step without a finite loss and gradient moves nothing but the counters: of the step and of the schedule."""
+
+    def keep(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(finite, new, old) if jnp.issubdtype(new.dtype, jnp.floating) else new
+
+    return jax.tree.map(keep, after, before)
+
+
 def make_train_step(
     config: Config, execution: Execution, mesh: Mesh, layout: Layout
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     optimizer, learning_rate = make_optimizer(config.optimizer), schedule(config.optimizer)
     decay, clip_norm = config.optimizer.ema_decay, config.optimizer.clip_norm
-
-    def losses(weights: Weights, batch: Batch, keys: jax.Array, execution: Execution) -> jax.Array:
-        return example_losses(weights, batch, keys, config, execution)
-
-    gradients_of = make_gradients(losses, config, execution, mesh, layout)
+    gradients_of = make_step_gradients(config, execution, mesh, layout)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         keys = example_keys(config.train.seed, state.step, config.train.batch_size)
@@ -93,7 +105,9 @@ def make_train_step(
             ema = state.ema
             if decay is not None:
                 ema = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, state.ema, trainable)
-        metrics = {"loss": loss, "grad_norm": norm, "learning_rate": learning_rate(state.step)}
-        return TrainState(state.step + 1, trainable, state.frozen, optimizer_state, ema), metrics
+            after = TrainState(state.step + 1, trainable, state.frozen, optimizer_state, ema)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        metrics = {"loss": loss, "grad_norm": norm, "learning_rate": learning_rate(state.step), "finite": finite}
+        return unless_skipped(finite, after, state), metrics
 
     return train_step

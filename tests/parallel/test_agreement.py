@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sharder.errors import UserError
+from sharder.errors import Fault, UserError
 from sharder.parallel.agreement import Hosts
 
 PATIENT_S = 60.0
@@ -75,13 +75,13 @@ def arrives(at_s: float, index: int, name: str, meeting: int = 1, text: str = ""
 
 
 def in_threads(count: int, work: Callable[[Hosts], object]) -> tuple[list[object], Shared]:
-    """What `work` returned, or the UserError it raised, process by process."""
+    """What `work` returned, or the Fault it raised, process by process."""
     store, results = Shared(), [None] * count
 
     def run(index: int) -> None:
         try:
             results[index] = work(Hosts(index, count, store, timeout_s=PATIENT_S))
-        except UserError as error:
+        except Fault as error:
             results[index] = error
 
     threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(count)]
@@ -171,7 +171,7 @@ def test_nobody_is_named_who_comes_soon_enough() -> None:
 @pytest.mark.parametrize(("index", "missing"), [(0, "processes 1, 2 have"), (1, "processes 0, 2 have")])
 def test_time_runs_out_and_the_missing_are_named(index: int, missing: str) -> None:
     store = Scripted()
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(Fault) as caught:
         store.hosts(index, 3, timeout_s=30.0).barrier("restored")
     assert str(caught.value) == f"{missing} not reached 'restored' after 30 s (launch.barrier_timeout_s)"
     assert store.now == 30.0
@@ -179,24 +179,26 @@ def test_time_runs_out_and_the_missing_are_named(index: int, missing: str) -> No
 
 def test_a_time_limit_of_its_own_names_no_setting() -> None:
     store = Scripted()
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(Fault) as caught:
         store.hosts(0, 2).barrier("preflight", timeout_s=5.0)
     assert str(caught.value) == "process 1 has not reached 'preflight' after 5 s"
 
 
 def test_who_comes_after_the_time_limit_hears_of_it() -> None:
     store = Scripted()
-    with pytest.raises(UserError):
+    with pytest.raises(Fault):
         store.hosts(0, 2, timeout_s=30.0).barrier("restored")
-    with pytest.raises(UserError, match="process 1 has not reached 'restored' after 30 s"):
+    with pytest.raises(Fault, match="process 1 has not reached 'restored' after 30 s"):
         store.hosts(1, 2, timeout_s=30.0).barrier("restored")
 
 
-def test_nobody_waits_for_a_process_that_has_ended() -> None:
-    store = Scripted((3.0, "sharder/ended/1", 2))
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize(("code", "kind"), [(2, UserError), (1, Fault)])
+def test_nobody_waits_for_a_process_that_has_ended(code: int, kind: type[Exception]) -> None:
+    """A usage error of one is one of all; anything else may be tried again."""
+    store = Scripted((3.0, "sharder/ended/1", code))
+    with pytest.raises(kind) as caught:
         store.hosts(0, 2).barrier("batch 7")
-    assert str(caught.value) == "process 1 ended with exit code 2 before reaching 'batch 7': its log says why"
+    assert str(caught.value) == f"process 1 ended with exit code {code} before reaching 'batch 7': its log says why"
     assert store.now < 5.0
 
 

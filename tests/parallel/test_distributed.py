@@ -163,7 +163,7 @@ WORKER = """
 import os, signal, sys, time
 from pathlib import Path
 from sharder.config import Config
-from sharder.errors import UserError
+from sharder.errors import Fault, UserError
 from sharder.parallel.distributed import join, leave
 
 folder = Path(sys.argv[1])
@@ -185,7 +185,7 @@ signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
 hosts = join(config, os.environ, tell)
 try:
 {body}
-except UserError as error:
+except (Fault, UserError) as error:
     tell(f"error: {{error}}")
     (folder / f"failed {{hosts.index}}").touch()
     code = 2

@@ -167,6 +167,7 @@ def placed(launch: str = "inline", fsdp: int = 4) -> Config:
     [
         ("evaluate", placed(), "evaluate: found process 1 of several .JAX_ variables., allowed: one process"),
         ("train", placed("local"), "launch: found local in process 1 of several"),
+        ("train", placed("supervised"), "launch: found supervised in process 1 of several"),
         ("train", placed(fsdp=2), "mesh: found 1 x 2 = 2 devices for 4 processes"),
     ],
 )

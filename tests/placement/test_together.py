@@ -77,7 +77,7 @@ def test_a_slow_loader_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
 def test_a_loader_that_never_comes_ends_the_run_by_name(tmp_path: Path) -> None:
     limits = ("launch.barrier_timeout_s=8", "launch.late_after_s=2")
     done = run(tmp_path, "run.id=x", "train.steps=6", *limits, *TWO, program=SLEEPS_ONCE.format(seconds=1e6))
-    assert done.returncode == 2
+    assert done.returncode == 1  # nobody's mistake: a supervisor would try again
     assert "error: process 1 has not reached 'batch ready' after 8 s (launch.barrier_timeout_s)" in done.stdout
 
 
@@ -99,7 +99,7 @@ def test_a_restore_that_stalls_is_named(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stdout + first.stderr
     limits = ("launch.barrier_timeout_s=8", "launch.late_after_s=2")
     done = run(tmp_path, "run.id=x", "train.steps=4", *limits, *TWO, program=STALLS_IN_RESTORE)
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert "process 1 has not reached" in done.stdout + done.stderr
 
 

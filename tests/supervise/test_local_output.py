@@ -6,7 +6,7 @@ import pytest
 from local_workers import log, run, started
 from test_workers import SECONDS
 
-from sharder.supervise import local
+from sharder.supervise import output
 
 pytestmark = pytest.mark.multiprocess
 
@@ -40,7 +40,7 @@ if rank == 1:
 def test_an_error_does_not_start_behind_half_a_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    terminal = local._Terminal()
+    terminal = output.Terminal()
     terminal.copy(b"a\nb")
     terminal.print("error: one")
     terminal.print("error: two")

@@ -1,14 +1,16 @@
 """Stopping and resuming is the same as never stopping, to the bit, whatever the loader's workers."""
 
 import json
+import signal
 
 import numpy as np
 import pytest
 from micro import assert_same_state, micro_config, target
 
 from sharder.data.dataset import open_dataset
-from sharder.errors import UserError
+from sharder.errors import Stopped, UserError
 from sharder.parallel.agreement import Hosts
+from sharder.supervise.presence import Presence
 from sharder.tracking.metrics import read_metrics
 from sharder.training.checkpoint import read_about, read_state
 from sharder.training.loop import train
@@ -102,3 +104,71 @@ def test_evaluation_is_logged_before_and_after_training(tmp_path, capsys):
     rows = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     rates = [row["success_rate"] for row in rows if "success_rate" in row]
     assert len(rates) == 2 and np.isfinite(rates).all()
+
+
+def poison(monkeypatch, at):
+    """The batch of one step has actions that are no numbers."""
+    from sharder.training import loop
+
+    place = loop.on_devices
+
+    def poisoned(batch, target):
+        if batch["example"].tolist() == at["example"].tolist():
+            batch = batch | {"actions": np.full_like(batch["actions"], np.nan)}
+        return place(batch, target)
+
+    monkeypatch.setattr(loop, "on_devices", poisoned)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_or_is_skipped_and_is_written_down(tmp_path, monkeypatch):
+    """Skipping moves no weight, and is repeated by a resumed run."""
+    config = micro_config(tmp_path)
+    at = open_dataset(config).source().batch(3)
+    poison(monkeypatch, at)
+    with pytest.raises(UserError, match=r"step 3: loss nan .*; no weight was moved.*train\.on_nonfinite=skip"):
+        run(tmp_path, "stopped", train={"steps": 6})
+    told = json.loads((tmp_path / "stopped" / "nonfinite-3.json").read_text())
+    assert told["examples"] == at["example"].tolist() and told["loss"] == "nan"
+    assert len(told["gradient_norms"]) == len(told["weight_norms"]) > 50
+
+    config, straight = run(tmp_path, "straight", train={"steps": 6, "on_nonfinite": "skip"})
+    _, resumed = run(tmp_path, "resumed", train={"steps": 2, "on_nonfinite": "skip"})
+    _, resumed = run(tmp_path, "resumed", train={"steps": 6, "on_nonfinite": "skip"})
+    state = saved(config, straight, 6)
+    assert_same_state(state, saved(config, resumed, 6))
+    assert all(np.isfinite(value).all() for value in state.trainable.values())
+    assert (resumed / "nonfinite-3.json").is_file()
+
+
+def test_a_damaged_checkpoint_is_skipped_by_name_and_the_next_save_happens(tmp_path, caplog):
+    config, folder = run(tmp_path, "run", train={"steps": 4}, checkpoint__every_steps=2)
+    array = max((folder / "checkpoints/4/trainable").rglob("*"), key=lambda path: path.stat().st_size)
+    array.write_bytes(array.read_bytes()[:-1] + b"x")
+    (folder / "complete.json").unlink()
+    with caplog.at_level("WARNING", "sharder"):
+        run(tmp_path, "run", train={"steps": 6}, checkpoint__every_steps=2)
+    assert "checkpoints/4: skipped" in caplog.text and "4.damaged-1" in caplog.text
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["4", "4.damaged-1", "6"]
+    _, straight = run(tmp_path, "straight", train={"steps": 6}, checkpoint__every_steps=2)
+    assert_same_state(saved(config, straight, 6), saved(config, folder, 6))
+
+
+def test_a_request_to_stop_saves_where_the_run_is_and_goes_on_from_there(tmp_path):
+    class Asked(Presence):
+        """Asked at step 3, in the middle of a step."""
+
+        def phase(self, name, step=None):
+            super().phase(name, step)
+            if (name, step) == ("step", 3):
+                self.request_stop(signal.SIGTERM)
+
+    config = micro_config(tmp_path, steps=6)
+    folder = tmp_path / "stopped"
+    folder.mkdir()
+    with pytest.raises(Stopped, match="stopped at step 4, which is saved") as stopped:
+        train(open_dataset(config), folder, Hosts(), Asked())
+    assert stopped.value.code == 75 and not (folder / "complete.json").exists()
+    config, stopped_folder = run(tmp_path, "stopped", train={"steps": 6})
+    _, straight = run(tmp_path, "straight", train={"steps": 6})
+    assert_same_state(saved(config, straight, 6), saved(config, stopped_folder, 6))
+    assert json.loads((stopped_folder / "complete.json").read_text()) == {"step": 6}

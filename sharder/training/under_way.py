@@ -1,0 +1,60 @@
+"""The step that the devices are working on: waited for once the next one is dispatched, then logged and looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from sharder.data.order import step_position
+from sharder.tracking.sinks import Tracker
+from sharder.training import nonfinite
+from sharder.training.clock import Clock
+from sharder.training.program import Program
+from sharder.training.state import TrainState
+from sharder.training.step import Batch, Metrics
+
+
+@dataclass
+class _Step:
+    number: int
+    metrics: Metrics
+    batch: Batch  # placed
+    examples: Any  # rows of the recording, [b]
+
+
+class UnderWay:
+    """At most one step waits here, so at most two are on the devices."""
+
+    def __init__(self, program: Program, folder: Path, clock: Clock, tracker: Tracker, batches_per_epoch: int):
+        self._program, self._folder, self._clock, self._tracker = program, folder, clock, tracker
+        self._batches_per_epoch = batches_per_epoch
+        self._step: _Step | None = None
+
+    def dispatched(self, number: int, metrics: Metrics, batch: Batch, examples: Any) -> None:
+        assert self._step is None
+        self._step = _Step(number, metrics, batch, examples)
+
+    def finish(self, state: TrainState) -> None:
+        """Waits for the step, if there is one. `state`: the newest. UserError when it was not finite and is not to be
+        skipped."""
+        if self._step is None:
+            return
+        step, self._step = self._step, None
+        jax.block_until_ready(step.metrics)
+        self._clock.step_done()
+        train = self._program.config.train
+        metrics = {name: float(value) for name, value in step.metrics.items()}
+        if not metrics.pop("finite"):
+            nonfinite.report(self._program, self._folder, step.number, metrics, state, step.batch, step.examples)
+        done = step.number + 1
+        if done % train.log_every and done != train.steps:
+            return
+        times = self._clock.lap()
+        epoch, _ = step_position(step.number, self._batches_per_epoch)
+        row = {"step": done, "epoch": epoch, **metrics, **times}
+        if times["step_ms"]:
+            row["examples_per_s"] = train.batch_size / times["step_ms"] * 1e3
+        self._tracker.log(row)
