@@ -134,7 +134,8 @@ class _Supervisor:
                 if end.returned and deadline is None:
                     deadline = time.monotonic() + (launch.grace_s if end.returned == RESUME else GRACE_S)
             seen.progress.look(read_heartbeats(self._folder))
-            if self._forward.received and seen.stop is None and deadline is None:
+            stopping = all(end.returned in (0, RESUME) for end in seen.ends)  # the quickest may have ended already
+            if self._forward.received and seen.stop is None and stopping:
                 seen.stop = self._forward.received[0]
                 deadline = time.monotonic() + launch.grace_s
                 self._event("stop", signal=signal.Signals(seen.stop).name)
