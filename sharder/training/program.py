@@ -47,7 +47,7 @@ class Program:
         """What a step's new state goes through before the next step: nothing, unless XLA chose where it lies."""
         if self.config.layout.name != "published":
             return lambda state: state
-        return jax.jit(lambda state: state, donate_argnums=0, out_shardings=self.places)
+        return jax.jit(lambda state: state, out_shardings=self.places)
 
     def compile(
         self, lowered: jax.stages.Lowered | None = None, more: Mapping[str, Any] | None = None
