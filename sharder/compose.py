@@ -33,7 +33,7 @@ from yaml import YAMLError
 
 from sharder import run_folder
 from sharder.config import Config
-from sharder.errors import EXIT_USER_ERROR, UserError
+from sharder.errors import EXIT_USER_ERROR, INTERRUPTED, UserError
 from sharder.overrides import Vocabulary, check_hydra_key, first_line
 from sharder.parallel.processes import SLURM, check_part, membership
 from sharder.supervise.workers import Interrupted
@@ -41,7 +41,6 @@ from sharder.usage import usage
 from sharder.validation import validate
 
 Handover = Callable[[Path, Config, int], int]  # (claimed folder, config, lock) -> exit code
-INTERRUPTED = 130  # exit code after Ctrl-C before a worker runs
 SEARCH_PATH = "hydra.searchpath"
 STANDING_ON_A_CHECKPOINT = ("evaluate", "convert")  # commands that take a run's checkpoint as it is
 OF_THE_CHECKPOINT = ("train", "model", "data", "optimizer")  # what they take from it, unless typed

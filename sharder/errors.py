@@ -1,7 +1,9 @@
-"""The one exception a user is meant to see."""
+"""How a command or a worker ends: what it says, and its exit code."""
 
+CRASHED = 1
 EXIT_USER_ERROR = 2
 RESUME = 75  # exit code of a run that was told to stop and has saved: start it again and it goes on
+INTERRUPTED = 130  # exit code after Ctrl-C where nothing was saved: nobody means to go on
 
 
 class UserError(Exception):

@@ -13,13 +13,11 @@ import traceback
 from pathlib import Path
 
 from sharder.config import Config
-from sharder.errors import EXIT_USER_ERROR, Fault, Stopped, UserError
+from sharder.errors import CRASHED, EXIT_USER_ERROR, Fault, Stopped, UserError
 from sharder.parallel.processes import membership
 from sharder.run_folder import folder_of, load_config
 from sharder.supervise.heartbeat import Heartbeat
 from sharder.supervise.presence import Presence
-
-CRASHED = 1
 
 log = logging.getLogger("sharder.worker")  # run as __main__, whose name is no child of sharder
 

@@ -63,6 +63,10 @@ def unflatten(weights: Weights) -> nnx.State:
     return nnx.from_flat_state([(tuple(path.split("/")), nnx.Param(value)) for path, value in weights.items()])
 
 
-def used_as_stored(path: str) -> bool:
-    """Norms compute in float32 whatever the compute dtype; every other weight is cast to the dtype of its input."""
-    return any(part.startswith("norm") for part in path.split("/"))
+def travels_as(path: str, stored: DTypeLike, compute: DTypeLike) -> jnp.dtype:
+    """The dtype in which a layer's weight loses nothing on its way to where it is used: the narrower of the two.
+
+    Norms compute in float32 whatever the compute dtype; every other weight is cast to the dtype of its input.
+    """
+    used_as_stored = any(part.startswith("norm") for part in path.split("/"))
+    return min(jnp.dtype(stored), jnp.dtype(stored if used_as_stored else compute), key=lambda dtype: dtype.itemsize)

@@ -48,11 +48,9 @@ class Collectives:
         """
         with jax.named_scope("reduce_gradients"):
             if dim is not None and self.fsdp > 1:
-                x = self._scatter(x, FSDP, self.fsdp, dim)
-            elif self.fsdp > 1:
-                x = self._sum(x, FSDP, self.fsdp)
-            if self.batch > 1:
-                x = self._sum(x, BATCH, self.batch)
+                x = self.sum_over_groups(self._scatter(x, FSDP, self.fsdp, dim))
+            else:
+                x = self._sum_everywhere(x)
             return x.astype(jnp.float32)
 
     def sum_packed(self, arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -61,8 +59,7 @@ class Collectives:
             return {}
         packed = jnp.concatenate([x.astype(jnp.float32).reshape(-1) for x in arrays.values()])
         with jax.named_scope("reduce_gradients"):
-            for axis, size in self.axes:
-                packed = self._sum(packed, axis, size)
+            packed = self._sum_everywhere(packed)
         ends = list(itertools.accumulate(x.size for x in arrays.values()))
         parts = jnp.split(packed, ends[:-1])
         return {path: part.reshape(x.shape) for (path, x), part in zip(arrays.items(), parts, strict=True)}
@@ -101,6 +98,11 @@ class Collectives:
         by_owner = jnp.moveaxis(x.reshape(*x.shape[:dim], size, -1, *x.shape[dim + 1 :]), dim, 0)
         by_sender = jax.lax.all_to_all(by_owner, axis, split_axis=0, concat_axis=0)
         return by_sender.astype(jnp.float32).sum(0)
+
+    def _sum_everywhere(self, x: jax.Array) -> jax.Array:
+        for axis, size in self.axes:
+            x = self._sum(x, axis, size)
+        return x
 
     def _sum(self, x: jax.Array, axis: str, size: int) -> jax.Array:
         if not self.fixed_order:

@@ -10,7 +10,6 @@ A weight is split along the fsdp axis on one of its dims, or held whole by every
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,8 +21,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sharder.config import LayoutConfig
 from sharder.errors import UserError
 from sharder.parallel.mesh import FSDP
-
-log = logging.getLogger(__name__)
 
 LAYERS = "layers"  # a path with this part in it is a stack of layers
 TABLE = "gemma/table"  # of the prompt's tokens

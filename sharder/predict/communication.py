@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from sharder.measure.collectives import Collective, collectives
 from sharder.measure.hlo import Computation, Instruction, Module, Shape
-from sharder.model.weight import used_as_stored
+from sharder.model.weight import travels_as
 from sharder.parallel.layout import TABLE
 from sharder.parallel.mesh import BATCH, FSDP
 from sharder.training.gradients import fixed_order
@@ -191,7 +191,7 @@ def ideal_bytes(program: Program) -> dict[str, int]:
                 moved.add("all-to-all", rows * weight.shape[1] * 4)
                 moved.sum_over_groups(whole // shards, 4)
             continue
-        travels = stored if used_as_stored(path) or not slicing.stacked else min(stored, compute.itemsize)
+        travels = travels_as(path, weight.dtype, compute).itemsize if slicing.stacked else stored
         if slicing.dim is not None:
             moved.add("all-gather", whole * travels * (2 * microbatches if slicing.stacked else 1))
         if is_trained and (slicing.together or path == TABLE):

@@ -8,6 +8,7 @@ start: without it jax's plugin looks for a driver first, and registers nothing w
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from dataclasses import dataclass
 
@@ -37,30 +38,22 @@ class Gpu:
 
 # Memory rates: memory clock x 2 x bus bits / 8. Sizes of cores and caches: NVIDIA's Ampere and Hopper tuning guides
 # (164 and 228 KiB of shared memory a core, 1 KiB of it reserved for each block) and data sheets.
+H100 = Gpu(
+    description="NVIDIA H100 80GB HBM3",
+    compute_capability=(9, 0),
+    core_count=132,
+    fpus_per_core=128,
+    clock_rate_ghz=1.98,
+    shared_memory_per_core=228 * 1024,
+    shared_memory_per_block=227 * 1024,
+    l2_cache_bytes=50 * 2**20,
+    memory_bytes=84_978_434_048,
+    memory_bytes_per_s=2_619_000_000 * 2 * 5120 // 8,
+)
 GPUS = {
-    "h100": Gpu(
-        description="NVIDIA H100 80GB HBM3",
-        compute_capability=(9, 0),
-        core_count=132,
-        fpus_per_core=128,
-        clock_rate_ghz=1.98,
-        shared_memory_per_core=228 * 1024,
-        shared_memory_per_block=227 * 1024,
-        l2_cache_bytes=50 * 2**20,
-        memory_bytes=84_978_434_048,
-        memory_bytes_per_s=2_619_000_000 * 2 * 5120 // 8,
-    ),
-    "h200": Gpu(  # an H100 with six stacks of faster memory: 141 GB, 4.8 TB/s
-        description="NVIDIA H200",
-        compute_capability=(9, 0),
-        core_count=132,
-        fpus_per_core=128,
-        clock_rate_ghz=1.98,
-        shared_memory_per_core=228 * 1024,
-        shared_memory_per_block=227 * 1024,
-        l2_cache_bytes=50 * 2**20,
-        memory_bytes=150_000_000_000,
-        memory_bytes_per_s=4_800_000_000_000,
+    "h100": H100,
+    "h200": dataclasses.replace(  # with six stacks of faster memory: 141 GB, 4.8 TB/s
+        H100, description="NVIDIA H200", memory_bytes=150_000_000_000, memory_bytes_per_s=4_800_000_000_000
     ),
     "a100": Gpu(  # SXM4, 80 GB
         description="NVIDIA A100-SXM4-80GB",

@@ -27,6 +27,7 @@ from sharder.supervise.output import Output, Terminal
 from sharder.supervise.workers import Forward, end_groups, end_marked, start_worker
 
 HOST = "127.0.0.1"
+GRACE_S = 10.0  # for the others to end by themselves after one has failed: they may be about to say why
 LAST_WORDS_S = 5.0  # for output to arrive when all have ended; a process that left its group may keep it open for ever
 GPUS = "CUDA_VISIBLE_DEVICES"
 

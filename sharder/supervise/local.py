@@ -10,12 +10,10 @@ from pathlib import Path
 
 from sharder.config import Config
 from sharder.errors import EXIT_USER_ERROR, UserError
-from sharder.supervise.gang import End, first_failure, running
+from sharder.supervise.gang import GRACE_S, End, first_failure, running
 from sharder.supervise.output import Terminal
 from sharder.supervise.supervisor import run_supervised
 from sharder.supervise.workers import exit_code, forwarding, run_inline
-
-GRACE_S = 10.0  # for the others to end by themselves after one has failed: they may be about to say why
 
 
 def run_launched(command: str, folder: Path, config: Config, lock: int) -> int:

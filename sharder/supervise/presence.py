@@ -14,12 +14,11 @@ import signal
 import threading
 from collections.abc import Callable
 
-from sharder.errors import RESUME
+from sharder.errors import INTERRUPTED, RESUME
 from sharder.supervise.heartbeat import Heartbeat
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 AT_ONCE = ("start", "restore", "compile", "evaluate", "end")  # phases that lose nothing when they are cut off
-INTERRUPTED = 130  # exit code after Ctrl-C where nothing was saved: nobody means to go on
 
 
 class Presence:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from sharder.config import Config
-from sharder.errors import EXIT_USER_ERROR, RESUME
+from sharder.errors import CRASHED, EXIT_USER_ERROR, INTERRUPTED, RESUME
 from sharder.run_folder import checkpoint_steps, completed_step
 from sharder.supervise.budget import CANNOT_START, STOPPED, STUCK, Attempt, Complete, Failure, Relaunch, Stop, decide
-from sharder.supervise.gang import CannotStart, End, Gang, first_failure, running
+from sharder.supervise.gang import GRACE_S, CannotStart, End, Gang, first_failure, running
 from sharder.supervise.heartbeat import Beat, read_heartbeats
 from sharder.supervise.output import Output, Terminal
 from sharder.supervise.progress import Progress, Standing, limit_name
@@ -31,9 +31,7 @@ from sharder.supervise.workers import FORWARDED, Forward, Interrupted, exit_code
 
 EVENTS = "supervisor.jsonl"
 LOOK_S = 0.5  # between two looks at the heartbeats
-GRACE_S = 10.0  # for the others to end by themselves after one has failed: they may be about to say why
 STACKS_S, QUIET_S = 5.0, 0.5  # for stacks to be written: at most so long, and until nothing has come for this long
-CRASHED, INTERRUPTED = 1, 130
 NEAR_LIMIT = 0.1  # share of the memory that a worker has or could have
 KILLED = "killed"
 AFTERMATH = (0, EXIT_USER_ERROR, RESUME, -signal.SIGABRT)  # how workers end because another one did

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -136,11 +136,11 @@ def end_groups(workers: Sequence[subprocess.Popen[bytes]]) -> None:
     Returns when none is left: what comes next may need their memory and their devices.
     """
     for worker in workers:
-        _kill_group(worker.pid)
+        _kill(os.killpg, worker.pid)
     deadline = time.monotonic() + GROUP_END_S
     for worker in workers:
         worker.wait()
-        while _kill_group(worker.pid):
+        while _kill(os.killpg, worker.pid):
             if time.monotonic() > deadline:
                 print(f"processes of group {worker.pid} do not end; they may still hold a device", file=sys.stderr)
                 break
@@ -157,7 +157,7 @@ def end_marked(mark: str) -> None:
     """
     known: set[int] = set()
     deadline = time.monotonic() + GROUP_END_S
-    while known := {process for process in known | _marked(mark) if _kill(process)}:
+    while known := {process for process in known | _marked(mark) if _kill(os.kill, process)}:
         if time.monotonic() > deadline:
             print(f"processes {sorted(known)} do not end; they may still hold a device", file=sys.stderr)
             return
@@ -187,19 +187,11 @@ def _environment(process: int) -> list[bytes]:
     return []
 
 
-def _kill(process: int) -> bool:
-    """Whether it was there, be it as one that has ended and that nobody has asked for its exit code."""
+def _kill(send: Callable[[int, int], None], target: int) -> bool:
+    """By `os.kill` or `os.killpg`: whether anything was there, be it one that has ended and that nobody has asked for
+    its exit code."""
     try:
-        os.kill(process, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
-
-
-def _kill_group(group: int) -> bool:
-    """Whether there was a process in it, be it one that has ended and that nobody has asked for its exit code."""
-    try:
-        os.killpg(group, signal.SIGKILL)
+        send(target, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return False
     return True

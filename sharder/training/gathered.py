@@ -25,7 +25,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from sharder.model.execution import GATHERED, Execution
-from sharder.model.weight import LayerHook, Weights, used_as_stored
+from sharder.model.weight import LayerHook, Weights, travels_as
 from sharder.parallel.collectives import Collectives, gather_and_scatter, gather_beside
 from sharder.parallel.layout import TABLE, Layout
 from sharder.parallel.mesh import FSDP
@@ -83,7 +83,7 @@ class OneDevice:
         """A layer's weights whole; small ones are held whole already, and their gradients summed after the layers."""
 
         def ready(path: str, weight: jax.Array) -> jax.Array:
-            slicing, dtype = self.layout[path], self._travels_as(path, weight)
+            slicing, dtype = self.layout[path], travels_as(path, weight.dtype, self.compute_dtype)
             if slicing.together:
                 return weight
             return gather_and_scatter(weight, slicing.layer_dim, dtype, self.collectives)
@@ -99,7 +99,7 @@ class OneDevice:
                 if slicing.together:
                     return tap
                 weight = jax.lax.dynamic_index_in_dim(held[path], number, keepdims=False)
-                dtype = self._travels_as(path, weight)
+                dtype = travels_as(path, weight.dtype, self.compute_dtype)
                 if path not in trainable:
                     return self.collectives.gather(weight.astype(dtype), slicing.layer_dim)
                 return gather_beside(weight, tap, slicing.layer_dim, dtype, self.collectives)
@@ -107,11 +107,6 @@ class OneDevice:
             return _by_path(ready, stack, layer)
 
         return hook
-
-    def _travels_as(self, path: str, weight: jax.Array) -> DTypeLike:
-        """The narrower of the stored dtype and the one it is used in."""
-        used_in = weight.dtype if used_as_stored(path) else jnp.dtype(self.compute_dtype)
-        return min(weight.dtype, used_in, key=lambda dtype: dtype.itemsize)
 
     def _by_columns(self) -> bool:
         return self.layout[TABLE].dim is not None

@@ -119,6 +119,16 @@ def test_gather_moves_no_activation_in_any_loop(compile_layout: Compile) -> None
     assert {(row.kind, row.tensor) for row in rows} == {("all-gather", LAYER_WEIGHTS), ("reduce-scatter", GRADIENTS)}
 
 
+def assert_each_layer_weight_once(step: Compiled, moved: list[Row]) -> None:
+    """Every split weight of the layers, or its gradient, in bfloat16, while something else runs."""
+    found = bytes_by_weight(moved)
+    assert found == step.bf16_bytes(found)
+    assert {path for what in found for path in what.split(" | ")} == set(step.split_layer_weights)
+    for row in moved:
+        assert row.dtype == "bf16"
+        assert row.is_async and row.work_between, f"{row.what} is waited for where it is started"
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_gather_gathers_every_layer_weight_once_in_each_direction(compile_layout: Compile, backward: bool) -> None:
     """In bfloat16, while something else runs. The backward pass gathers again rather than keep what it gathered."""
@@ -126,12 +136,7 @@ def test_gather_gathers_every_layer_weight_once_in_each_direction(compile_layout
     gathers = [row for row in step.rows if row.kind == "all-gather" and row.tensor == LAYER_WEIGHTS]
     gathers = [row for row in gathers if ("transpose(jvp(" in row.collective.op_name) == backward]
 
-    found = bytes_by_weight(gathers)
-    assert found == step.bf16_bytes(found)
-    assert {path for what in found for path in what.split(" | ")} == set(step.split_layer_weights)
-    for row in gathers:
-        assert row.dtype == "bf16"
-        assert row.is_async and row.work_between, f"{row.what} is waited for where it is started"
+    assert_each_layer_weight_once(step, gathers)
 
 
 def test_gather_scatters_every_gradient_once(compile_layout: Compile) -> None:
@@ -140,12 +145,7 @@ def test_gather_scatters_every_gradient_once(compile_layout: Compile) -> None:
     scattered = [row for row in step.rows if row.kind == "reduce-scatter" and row.tensor == GRADIENTS]
     of_layers = [row for row in scattered if row.what.split(" | ")[0] in step.split_layer_weights]
 
-    found = bytes_by_weight(of_layers)
-    assert found == step.bf16_bytes(found)
-    assert {path for what in found for path in what.split(" | ")} == set(step.split_layer_weights)
-    for row in of_layers:
-        assert row.dtype == "bf16"
-        assert row.is_async and row.work_between, f"{row.what} is waited for where it is started"
+    assert_each_layer_weight_once(step, of_layers)
 
 
 def test_gather_moves_what_the_shapes_say(compile_layout: Compile) -> None:

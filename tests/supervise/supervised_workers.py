@@ -1,23 +1,22 @@
 """Runs a script as the workers of a supervised run: fakes without jax that beat, save, fail and hang like real ones."""
 
-import contextlib
 import json
-import os
 import subprocess
-import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted import WAITING, command_started, run_as_workers
 
 from sharder.config import Config
-from sharder.supervise import supervisor, workers
+from sharder.supervise import supervisor
 
 STEPS = 9  # train.steps of every run here
 
 # What every script here begins with: `rank`, `folder`, `attempt` from 1, and what a worker does.
-COMMON = """
+COMMON = (
+    """
 from sharder.supervise.workers import die_with_parent
 die_with_parent()
 import faulthandler, json, os, pathlib, signal, subprocess, sys, time
@@ -27,15 +26,9 @@ heartbeat.EVERY_S = 0.02
 faulthandler.register(signal.SIGQUIT, all_threads=True)
 rank, folder = int(os.environ["JAX_PROCESS_ID"]), pathlib.Path(sys.argv[2])
 count = int(os.environ["JAX_NUM_PROCESSES"])
-def wait_until(holds):
-    while not holds():
-        time.sleep(0.02)
-def tell(name, text=""):
-    (folder / f".{name}").write_text(text)
-    (folder / f".{name}").rename(folder / name)
-def wait_for(name):
-    wait_until((folder / name).exists)
-    return (folder / name).read_text()
+"""
+    + WAITING
+    + """
 attempt = 1
 while (folder / f"pid-{rank}-{attempt}").exists():
     attempt += 1
@@ -63,6 +56,7 @@ def complete():
         mark_complete(folder, 9)
     sys.exit(0)
 """
+)
 
 
 def of(processes: int = 2, **launch: Any) -> Config:
@@ -77,15 +71,9 @@ def of(processes: int = 2, **launch: Any) -> Config:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, script: str, folder: Path, config: Config | None = None) -> int:
-    argv = [sys.executable, "-c", COMMON + script]
-    monkeypatch.setattr(workers, "worker_command", lambda command, folder: [*argv, command, str(folder)])
     monkeypatch.setattr(supervisor, "LOOK_S", 0.05)
     monkeypatch.setattr(supervisor, "QUIET_S", 0.1)
-    lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT)
-    try:
-        return supervisor.run_supervised("train", folder, config or of(), lock)
-    finally:
-        os.close(lock)
+    return run_as_workers(monkeypatch, supervisor.run_supervised, COMMON + script, folder, config or of())
 
 
 def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
@@ -115,16 +103,9 @@ sys.exit(supervisor.run_supervised("train", folder, config, lock))
 """
 
 
-@contextlib.contextmanager
 def started(
     script: str, folder: Path, grace_s: float = 600.0, backoff_s: float = 0.01
-) -> "Iterator[subprocess.Popen[bytes]]":
+) -> AbstractContextManager[subprocess.Popen[bytes]]:
     """A command whose two workers run the script, and that ends with the test however that ends."""
     text = COMMAND.format(worker=COMMON + script, grace_s=grace_s, backoff_s=backoff_s)
-    argv = [sys.executable, "-c", text, str(folder)]
-    command = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
-    try:
-        yield command
-    finally:
-        command.kill()
-        command.communicate()
+    return command_started(text, folder)
