@@ -39,6 +39,7 @@ OVERRIDES = Path(".hydra/overrides.yaml")
 ABOUT = Path("about/metadata")  # in a checkpoint: JSON, written by training/checkpoint.py
 COMPLETE = "complete.json"  # written when the last step is saved and evaluated
 CLAIMED = {".hydra", "lock", "checkpoints"}  # what a folder holds before its run has done anything
+ORPHANS_S = 30.0  # for the workers of a command that was killed to end, before its folder counts as taken
 LONGEST_ID = 120  # characters; file systems allow 255 bytes a name
 NOT_IN_ID = ("run.", "resume")  # overrides that say where a run goes or starts from, not what it is
 
@@ -219,10 +220,12 @@ def _write(folder: Path, config: Config, overrides: Sequence[str]) -> None:
 def _lock(folder: Path) -> int:
     """An open, locked file. The system unlocks it when its last holder ends, however it ends."""
     lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    until = time.monotonic() + ORPHANS_S
+    while not _locked(lock):
         holder = os.pread(lock, 100, 0).decode(errors="replace").strip() or "unknown"
+        if _ended(holder) and time.monotonic() < until:  # its workers are about to end too
+            time.sleep(0.1)
+            continue
         os.close(lock)
         raise UserError(
             f"run.id: found {folder.name!r}, but process {holder} is running in {folder}; "
@@ -231,6 +234,28 @@ def _lock(folder: Path) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()} on {platform.node()}\n".encode(), 0)
     return lock
+
+
+def _locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _ended(holder: str) -> bool:
+    """Whether the command that wrote this into the lock is gone, as far as can be known here."""
+    pid, _, node = holder.partition(" on ")
+    if node != platform.node() or not pid.isdecimal():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def _umask() -> int:

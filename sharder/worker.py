@@ -30,15 +30,15 @@ def train(folder: Path, config: Config, presence: Presence) -> None:
     from sharder.parallel.distributed import join
     from sharder.training import loop
 
-    loop.use_compilation_cache()
+    _use_compile_cache()
     loop.train(data, folder, join(config, os.environ, log.info), presence)
 
 
 def evaluate(folder: Path, config: Config, presence: Presence) -> None:
     from sharder.run_folder import write_atomically
-    from sharder.training import loop, scoring
+    from sharder.training import scoring
 
-    loop.use_compilation_cache()
+    _use_compile_cache()
     result = scoring.score(config, folder)
     write_atomically(folder / "evaluation.json", json.dumps(result, indent=2) + "\n")
     log.info(f"written: {folder / 'evaluation.json'}")
@@ -48,6 +48,13 @@ def convert(folder: Path, config: Config, presence: Presence) -> None:
     from sharder.training import export
 
     export.to_openpi_layout(config, folder)
+
+
+def _use_compile_cache() -> None:
+    from sharder.data.cache import cache_dir
+    from sharder.parallel.compile_cache import use_compile_cache
+
+    use_compile_cache(cache_dir() / "xla")
 
 
 COMMANDS = {"train": train, "evaluate": evaluate, "convert": convert}

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,28 @@ def test_the_lock_outlives_the_command_while_its_worker_lives(tmp_path: Path) ->
         run_folder.claim(config_in(tmp_path), [])
     worker.communicate()
     run_folder.claim(config_in(tmp_path), []).release()
+
+
+def test_the_same_command_again_waits_for_the_workers_of_the_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    claimed = run_folder.claim(config_in(tmp_path), [])
+    os.ftruncate(claimed.lock, 0)
+    os.pwrite(claimed.lock, f"{killed.pid} on {platform.node()}\n".encode(), 0)
+    script = "import sys, time; sys.stdin.readline(); time.sleep(0.3)"
+    worker = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, pass_fds=(claimed.lock,))
+    claimed.release()
+    monkeypatch.setattr(run_folder, "ORPHANS_S", 0.0)
+    with pytest.raises(UserError, match=f"process {killed.pid} on .* is running in"):
+        run_folder.claim(config_in(tmp_path), [])
+    monkeypatch.setattr(run_folder, "ORPHANS_S", 60.0)
+    assert worker.stdin is not None
+    worker.stdin.write(b"end\n")
+    worker.stdin.close()
+    run_folder.claim(config_in(tmp_path), []).release()
+    assert worker.wait() == 0
 
 
 def _claim(root: str, start: Any, done: Any, answers: Any) -> None:

@@ -14,7 +14,6 @@ import jax
 from jax.sharding import Mesh
 
 from sharder.config import Config
-from sharder.data.cache import cache_dir
 from sharder.data.dataset import Dataset
 from sharder.data.pipeline import Loader
 from sharder.errors import Stopped
@@ -213,9 +212,3 @@ def _tell(start: Start, program: Program) -> None:
         )
     if config.attn.name == "flash":
         log.info("attn=flash: xla, the best there is yet")
-
-
-def use_compilation_cache() -> None:
-    """A second start of the same program reads its executable instead of compiling it."""
-    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

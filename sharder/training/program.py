@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 
 from sharder.config import Config
 from sharder.model.execution import Execution
+from sharder.parallel.compile_cache import every_process_writes
 from sharder.parallel.layout import Layout, make_layout, placed, placements
 from sharder.parallel.mesh import FSDP, batch_split
 from sharder.training.state import TrainState, abstract_state
@@ -54,7 +55,9 @@ class Program:
     ) -> jax.stages.Compiled:
         """`more`: compiler options beside those of the layout."""
         options = compiler_options(self.config, self.mesh) | dict(more or {})
-        return (lowered or self.lower()).compile(compiler_options=options)
+        lowered = lowered or self.lower()
+        with every_process_writes(self.mesh):
+            return lowered.compile(compiler_options=options)
 
 
 def compiler_options(config: Config, mesh: Mesh, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:

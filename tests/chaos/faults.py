@@ -36,12 +36,24 @@ class Run:
         workers = self.workers()
         return self.random.choice(workers) if workers else None
 
-    def children_of(self, beat: Beat) -> list[int]:
+    def loaders_of(self, beat: Beat) -> list[int]:
         """Its data workers."""
         try:
-            return [int(pid) for pid in Path(f"/proc/{beat.pid}/task/{beat.pid}/children").read_text().split()]
+            children = Path(f"/proc/{beat.pid}/task/{beat.pid}/children").read_text().split()
+            return [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         except OSError:
             return []
+
+    def wait_for_a_moment(self) -> None:
+        """Some seconds into whatever goes on, or some steps: starting takes longer than all steps together."""
+        if self.random.random() < 0.4:
+            time.sleep(self.random.uniform(0.5, 15.0))
+            return
+        saved = max(checkpoint_steps(self.folder), default=0)
+        wanted = saved + self.random.randint(1, 60)
+        for _ in _looks():
+            if self.command.poll() is not None or any((beat.step or 0) >= wanted for beat in self.workers()):
+                return
 
 
 Fault = Callable[[Run], str | None]  # what was done; None: the moment never came
@@ -56,8 +68,9 @@ def kill_rank_0(run: Run) -> str | None:
 
 
 def kill_the_supervisor(run: Run) -> str | None:
+    workers = run.workers()
     run.command.kill()
-    return "SIGKILL to the supervisor"
+    return f"SIGKILL to the supervisor{_while(workers)}"
 
 
 def stop_a_worker(run: Run) -> str | None:
@@ -66,8 +79,9 @@ def stop_a_worker(run: Run) -> str | None:
 
 
 def ask_to_stop(run: Run) -> str | None:
-    run.command.send_signal(signal.SIGTERM)
-    return "SIGTERM to the supervisor"
+    number = run.random.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
+    run.command.send_signal(number)
+    return f"{number.name} to the supervisor{_while(run.workers())}"
 
 
 def preempt_one_rank(run: Run) -> str | None:
@@ -116,12 +130,11 @@ def no_checkpoint_folder_for_a_while(run: Run) -> str | None:
 
 
 def stall_a_loader(run: Run) -> str | None:
-    beat = run.worker()
-    children = run.children_of(beat) if beat else []
-    for pid in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-    return f"SIGSTOP to the loader of rank {beat.rank}" if beat and children else None
+    return _to_the_loader(run, signal.SIGSTOP)
+
+
+def kill_a_loader(run: Run) -> str | None:
+    return _to_the_loader(run, signal.SIGKILL)
 
 
 FAULTS: dict[str, Fault] = {
@@ -129,8 +142,22 @@ FAULTS: dict[str, Fault] = {
     for fault in (
         *(kill_a_worker, kill_rank_0, kill_the_supervisor, stop_a_worker, ask_to_stop, preempt_one_rank),
         *(kill_inside_a_save, truncate_the_newest_checkpoint, no_checkpoint_folder_for_a_while, stall_a_loader),
+        kill_a_loader,
     )
 }
+
+
+def _to_the_loader(run: Run, number: signal.Signals) -> str | None:
+    beat = run.worker()
+    loaders = run.loaders_of(beat) if beat else []
+    for pid in loaders:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+    return f"{number.name} to the loader of rank {beat.rank}, step {beat.step}" if beat and loaders else None
+
+
+def _while(workers: list[Beat]) -> str:
+    return ", " + ("; ".join(f"rank {beat.rank} in phase {beat.phase}" for beat in workers) or "no worker running")
 
 
 def _signal(beat: Beat | None, number: int, where: str = "") -> str | None:

@@ -5,7 +5,6 @@ cores); the table of what was done is printed, and lies in `chaos.md` of the fol
 """
 
 import random
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,9 @@ from sharder.run_folder import completed_step
 
 pytestmark = pytest.mark.chaos
 
-STEPS = 60
+STEPS = 240
 COMMON = (
-    *(*MICRO, f"train.steps={STEPS}", "checkpoint.every_steps=6", "data.workers=1", "tracking.ledger=true"),
+    *(*MICRO, f"train.steps={STEPS}", "checkpoint.every_steps=20", "data.workers=1", "tracking.ledger=true"),
     *("launch.retries=20", "launch.same_failure=20", "launch.backoff_s=0.1", "launch.grace_s=30"),
     *("launch.limits.step_s=20", "launch.limits.first_step_s=60", "launch.limits.data_wait_s=20"),
     *("launch.barrier_timeout_s=120", "launch.late_after_s=5", "launch.limits.save_s=30"),
@@ -35,17 +34,17 @@ def befall(where: Path, run_id: str, placement: tuple[str, ...], kinds: list[str
         command = start(where, f"run.id={run_id}", *placement, *COMMON, XDG_CACHE_HOME=cache)
         under_way = Run(command, folder, draw)
         while command.poll() is None and kinds:
-            time.sleep(draw.uniform(1.0, 12.0))
+            under_way.wait_for_a_moment()
             if command.poll() is None and (what := FAULTS[kinds[0]](under_way)):
                 done.append(f"| {run_id} | {kinds.pop(0).replace('_', ' ')} | {what} |")
         said, _ = command.communicate(timeout=1800)
         if completed_step(folder) == STEPS:
             return done
-        assert command.returncode in (75, -9, 0), said
+        assert command.returncode in (75, 130, -9, 0), said
     raise AssertionError(f"{run_id}: not complete after {STARTS} starts")
 
 
-@pytest.mark.parametrize(("mesh", "processes"), [("fsdp2", 2), ("hsdp2x2", 4)], ids=["2 workers", "4 workers"])
+@pytest.mark.parametrize(("mesh", "processes"), [("fsdp2", 2), ("hsdp2x2", 4)], ids=["two", "four"])
 def test_nothing_is_lost(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, mesh: str, processes: int) -> None:
     cache = str(tmp_path_factory.getbasetemp() / "cache")
     placement = (f"mesh={mesh}", "launch=supervised", f"launch.processes={processes}")
@@ -67,4 +66,4 @@ def test_nothing_is_lost(tmp_path: Path, tmp_path_factory: pytest.TempPathFactor
     text = "\n".join(["| run | fault | done |", "| --- | --- | --- |", *table])
     (tmp_path / "chaos.md").write_text(text + "\n")
     print(f"\n{text}\n{len(table)} faults; {tmp_path / 'chaos.md'}")
-    assert len(table) >= 26  # of each half: 50 and more in all
+    assert len(table) >= 30  # of each half: 50 and more in all
