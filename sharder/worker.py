@@ -124,4 +124,9 @@ if __name__ == "__main__":
     from sharder.supervise.workers import die_with_parent
 
     die_with_parent()
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    ended = main(sys.argv[1], Path(sys.argv[2]))
+    if ended == CRASHED:  # what is worth keeping is closed; threads of a save that failed would keep us for minutes
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(ended)
+    sys.exit(ended)

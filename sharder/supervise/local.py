@@ -33,8 +33,7 @@ def run_launched(command: str, folder: Path, config: Config, lock: int) -> int:
 
 def run_local(command: str, folder: Path, config: Config, lock: int) -> int:
     """Runs all workers and returns the exit code of the one that failed first; 128 + n when signal n ended it."""
-    terminal = Terminal()
-    with forwarding() as forward:
+    with forwarding() as forward, Terminal() as terminal:
         with running(command, folder, config, lock, config.launch.processes, terminal, forward) as gang:
             ends = _until_all_end(len(gang.workers), gang.ended)
         first = first_failure(ends)

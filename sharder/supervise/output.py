@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import subprocess
 import threading
@@ -14,16 +15,34 @@ from pathlib import Path
 
 CHUNK = 65536  # bytes read at once
 LONGEST_LINE = 4096  # bytes of a line that are looked at; the log has all
+MOST_WAITING = 2**20  # bytes for a terminal that nobody reads
+UNREAD_S = 2.0  # at the end it is given so long to take some more
 ERROR = b"error:"  # how a worker begins the line that is meant for the user
 
 
 class Terminal:
-    """Where the command was typed. When it is gone the run goes on, and the logs have everything."""
+    """Where the command was typed; to be used as a context. When it is gone the run goes on, and when nobody reads it
+    (a pipe, a terminal held with Ctrl-S) nothing waits for it: the logs have everything."""
 
     def __init__(self) -> None:
         self._one_at_a_time = threading.Lock()
         self._inside_line = False
         self._errors: set[bytes] = set()
+        self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+        self._waiting, self._left_out, self._written = 0, 0, 0  # bytes
+        self._writer = threading.Thread(target=self._write_all, name="terminal", daemon=True)
+
+    def __enter__(self) -> Terminal:
+        self._writer.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Returns when all is written, or nothing has been for a while."""
+        self._queue.put(None)
+        before = -1
+        while self._writer.is_alive() and self._written > before:
+            before = self._written
+            self._writer.join(UNREAD_S)
 
     def error(self, rank: int, line: bytes) -> None:
         """What several workers found is said once."""
@@ -32,15 +51,35 @@ class Terminal:
             self.print(f"worker {rank}: {line.decode(errors='replace')}")
 
     def copy(self, chunk: bytes) -> None:
-        with self._one_at_a_time, contextlib.suppress(OSError):
+        with self._one_at_a_time:
             self._inside_line = not chunk.endswith(b"\n")
-            _write(1, chunk)
+            self._put(1, chunk)
 
     def print(self, line: str) -> None:
-        with self._one_at_a_time, contextlib.suppress(OSError):
+        with self._one_at_a_time:
             start = "\n" if self._inside_line else ""  # never behind half a line of worker 0
             self._inside_line = False
-            _write(2, f"{start}{line}\n".encode())
+            self._put(2, f"{start}{line}\n".encode())
+
+    def _put(self, file: int, data: bytes) -> None:
+        if self._waiting + len(data) > MOST_WAITING:
+            self._left_out += len(data)
+            return
+        if self._left_out:
+            note = f"\n[{self._left_out:,} bytes were not shown: nobody read them. They are in the logs]\n".encode()
+            self._left_out = 0
+            self._put(file, note)
+        self._waiting += len(data)
+        self._queue.put((file, data))
+
+    def _write_all(self) -> None:
+        while (item := self._queue.get()) is not None:
+            file, data = item
+            with contextlib.suppress(OSError):
+                _write(file, data)
+            with self._one_at_a_time:
+                self._waiting -= len(data)
+                self._written += len(data)
 
 
 def _write(file: int, data: bytes) -> None:

@@ -39,17 +39,19 @@ AFTERMATH = (0, EXIT_USER_ERROR, RESUME, -signal.SIGABRT)  # how workers end bec
 
 def run_supervised(command: str, folder: Path, config: Config, lock: int) -> int:
     """Returns 0 once the run is complete; otherwise what it ended with for good: 75 when it was told to stop."""
-    with forwarding() as forward:
-        code = _Supervisor(command, folder, config, lock, forward).run()
+    with forwarding() as forward, Terminal() as terminal:
+        code = _Supervisor(command, folder, config, lock, forward, terminal).run()
     if forward.received:
         raise Interrupted(forward.received[0], code)
     return code
 
 
 class _Supervisor:
-    def __init__(self, command: str, folder: Path, config: Config, lock: int, forward: Forward) -> None:
+    def __init__(
+        self, command: str, folder: Path, config: Config, lock: int, forward: Forward, terminal: Terminal
+    ) -> None:
         self._command, self._folder, self._config, self._lock = command, folder, config, lock
-        self._forward, self._terminal = forward, Terminal()
+        self._forward, self._terminal = forward, terminal
         self._last = ""  # attempt
 
     def run(self) -> int:

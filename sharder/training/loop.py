@@ -82,6 +82,11 @@ def train(data: Dataset, folder: Path, hosts: Hosts, presence: Presence | None =
     presence.phase("end")
     if hosts.index == 0:
         mark_complete(folder, steps)
+        if checkpoints.saves:
+            log.info(
+                f"saved {checkpoints.saves} times: training stood still for {checkpoints.stalled_s:.2f} of the "
+                f"{checkpoints.saving_s:.2f} s it took"
+            )
     log.info(f"finished at step {steps}; run folder: {folder}")
 
 

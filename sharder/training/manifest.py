@@ -29,10 +29,11 @@ def seal(step: Path) -> None:
 def damage(step: Path) -> str | None:
     """What is wrong with the checkpoint in folder `step`; None when every file is as it was written."""
     try:
-        told = json.loads((step / MANIFEST).read_text())["files"]
+        files = json.loads((step / MANIFEST).read_text())["files"]
+        told = {name: (size, checksum) for name, (size, checksum) in files.items()}
     except FileNotFoundError:
         return "it has no manifest.json: saving it was not finished"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its manifest.json cannot be read ({error})"
     try:
         sizes = {name: (step / name).stat().st_size for name in told}

@@ -23,8 +23,10 @@ from sharder.errors import UserError
 from sharder.model.openpi_names import from_openpi, rules
 from sharder.model.pi0 import abstract_weights, init_weights
 from sharder.model.weight import Weights
-from sharder.training.checkpoint import ABOUT, flat, read_about
+from sharder.run_folder import ABOUT
+from sharder.training.checkpoint import flat
 from sharder.training.meaning import saved_normalization
+from sharder.training.restore import read_about
 from sharder.training.state import run_once
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ from sharder.data.normalize import Normalization
 from sharder.model.weight import Weights
 from sharder.parallel.mesh import make_mesh
 from sharder.run_folder import parse_resume
-from sharder.training.checkpoint import read_about, read_best_weights, whole_step
 from sharder.training.meaning import saved_normalization
 from sharder.training.program import placed_state
+from sharder.training.restore import read_about, read_best_weights, whole_step
 
 
 @dataclass(frozen=True)

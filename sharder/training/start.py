@@ -14,9 +14,10 @@ from sharder.data.dataset import Dataset
 from sharder.errors import UserError
 from sharder.parallel.agreement import Hosts
 from sharder.run_folder import parse_resume
-from sharder.training.checkpoint import Checkpoints, read_about, read_state, whole_step
+from sharder.training.checkpoint import Checkpoints
 from sharder.training.meaning import check_meaning, meaning
 from sharder.training.pretrained import read_weights, warn_of_other_statistics
+from sharder.training.restore import read_about, read_state, whole_step
 from sharder.training.state import TrainState, init_state, run_once, state_from_weights
 
 

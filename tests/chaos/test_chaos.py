@@ -22,6 +22,7 @@ COMMON = (
     *("launch.retries=20", "launch.same_failure=20", "launch.backoff_s=0.1", "launch.grace_s=30"),
     *("launch.limits.step_s=20", "launch.limits.first_step_s=60", "launch.limits.data_wait_s=20"),
     *("launch.barrier_timeout_s=120", "launch.late_after_s=5", "launch.limits.save_s=30"),
+    *("launch.limits.start_s=40", "launch.limits.restore_s=40", "launch.limits.compile_s=90"),
 )
 STARTS = 40  # of the same command, at most
 

@@ -1,13 +1,20 @@
 """A checkpoint holds the whole state to the bit, and what acts can be read without the rest."""
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from micro import assert_same_state, initial_state, micro_config, random_batch, target, train_step
 
-from sharder.errors import UserError
-from sharder.training.checkpoint import Checkpoints, flat, nest, read_about, read_best_weights, read_state
+from sharder.errors import Fault, UserError
+from sharder.training.checkpoint import Checkpoints, flat, nest
+from sharder.training.restore import read_about, read_best_weights, read_state
 from sharder.training.state import state_bytes
 
 
@@ -47,6 +54,98 @@ def test_saving_goes_on_beside_a_step_that_reuses_the_buffers(tmp_path):
     restored = read_state(tmp_path / "checkpoints", 0, target(config))
     for path, value in wanted.items():
         np.testing.assert_array_equal(restored.trainable[path], value, err_msg=path)
+
+
+BEGIN = """
+import os, sys, traceback
+from dataclasses import replace
+from pathlib import Path
+from micro import assert_same_state, initial_state, micro_config, target
+from sharder.errors import Fault
+from sharder.training.checkpoint import Checkpoints
+from sharder.training.restore import read_state
+place = Path(sys.argv[1])
+config, folder = micro_config(place), place / "checkpoints"
+state = initial_state(config)
+checkpoints = Checkpoints(folder, config.checkpoint)
+def away():
+    folder.rename(place / "away")
+    folder.write_text("not a folder")
+"""
+FAILS = (
+    BEGIN
+    + """
+checkpoints.save(state, 1, {})
+checkpoints.wait()
+try:
+    if sys.argv[2] == "before":
+        away()
+    checkpoints.save(state, 2, {})
+    if sys.argv[2] == "during":
+        away()
+    checkpoints.wait()
+except Fault as fault:
+    print(fault, flush=True)
+    os._exit(1)  # as a worker does: threads of the save that failed would keep it for minutes
+"""
+)
+GOES_ON = (
+    BEGIN
+    + """
+assert checkpoints.newest_whole() == 1
+for step in (2, 3):
+    checkpoints.save(state, step, {})
+checkpoints.close()
+assert checkpoints.newest_whole() == 3
+assert_same_state(replace(read_state(folder, 2, target(config)), step=state.step), state)
+"""
+)
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_save_that_failed_is_told_of_and_the_next_start_saves_that_step(tmp_path, when):
+    """The folder is away for a while; what is left of the save must not be taken for one."""
+
+    def python(program):
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ["PYTHONPATH"]])
+        command = [sys.executable, "-c", program, str(tmp_path), when]
+        return subprocess.run(
+            command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False
+        )
+
+    failed = python(FAILS)
+    said = rf"{tmp_path}/checkpoints: saving failed \(.*\); no step is saved; mend that and run the same run.id again"
+    assert re.fullmatch(said, failed.stdout.strip()), failed.stderr
+    (tmp_path / "checkpoints").unlink()
+    (tmp_path / "away").rename(tmp_path / "checkpoints")
+    again = python(GOES_ON)
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_manifest_that_cannot_be_written_is_told_of(tmp_path, monkeypatch):
+    def full(step):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sharder.training.checkpoint.seal", full)
+    config = micro_config(tmp_path)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", config.checkpoint)
+    checkpoints.save(initial_state(config), 1, {})
+    with pytest.raises(
+        Fault, match=r"no room to save, .* GB are free; step 1 is saved; free some and run the same run.id"
+    ):
+        checkpoints.wait()
+    assert checkpoints.newest_whole() is None  # it is not sealed
+
+
+def test_how_long_training_stood_still_is_added_up(tmp_path):
+    config = micro_config(tmp_path)
+    with Checkpoints(tmp_path / "checkpoints", config.checkpoint) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(initial_state(config), step, {})
+        checkpoints.wait()
+        assert checkpoints.saves == 3
+        assert checkpoints.stalled_s > 0
+        assert checkpoints.saving_s > 0
 
 
 def test_a_missing_or_unfinished_step_and_another_model_are_named(tmp_path):

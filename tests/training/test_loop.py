@@ -12,8 +12,8 @@ from sharder.errors import Stopped, UserError
 from sharder.parallel.agreement import Hosts
 from sharder.supervise.presence import Presence
 from sharder.tracking.metrics import read_metrics
-from sharder.training.checkpoint import read_about, read_state
 from sharder.training.loop import train
+from sharder.training.restore import read_about, read_state
 
 
 def run(tmp_path, name, **changes):
