@@ -14,7 +14,7 @@ LEVELS = [
     {"config", "errors", "validation"},
     {"model", "data", "parallel", "measure", "run_folder", "provenance"},
     {"training", "predict", "tracking", "supervise"},
-    {"compose", "overrides", "usage", "conf", "worker", "train", "evaluate", "plan", "report", "convert"},
+    {"compose", "overrides", "usage", "conf", "worker", "train", "evaluate", "plan", "report", "convert", "inspect"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 # Two parts of one level may need each other's nouns, in one direction each.
@@ -33,6 +33,7 @@ WITHOUT_JAX = [
     "run_folder",
     "usage",
     "train",
+    "inspect",
 ]
 
 
