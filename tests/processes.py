@@ -14,14 +14,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from sharder.tracking.ledger import read_ledger
+from sharder.tracking.metrics import read_metrics
 
+ROOT = Path(__file__).parents[1]  # the installed sharder may be another one
 TIMEOUT_S = 600  # a hang is a failure, not a wait
 QUICK = ("tracking=off", "hardware=cpu", "evaluation.at_start=false", "evaluation.at_end=false", "data.workers=0")
 MICRO = ("model=pi0_micro", "data.planar_arm.episodes=12", "train.batch_size=8", "train.log_every=1", *QUICK)
 
 
 def environment(**extra: str) -> dict[str, str]:
-    return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", **extra}
+    return {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2", **extra}
 
 
 def command(*overrides: str, program: str | None = None) -> list[str]:
@@ -72,8 +74,8 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def losses(folder: Path) -> list[tuple[float, float]]:
-    """(loss, gradient norm) of every step."""
-    return [(row["loss"], row["grad_norm"]) for row in rows(folder)]
+    """(loss, gradient norm) of every step, as the last attempt at it found them."""
+    return [(row["loss"], row["grad_norm"]) for row in read_metrics(folder / "metrics.jsonl") if "loss" in row]
 
 
 def ledger(folder: Path) -> dict[int, list[int]]:

@@ -1,1 +1,1 @@
-"""Where metrics go: metrics.jsonl always, W&B and the terminal besides. None of them may delay or end training."""
+"""Where metrics go: metrics.jsonl, which is the record; the terminal and W&B besides, which cannot harm a run."""

@@ -8,11 +8,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from sharder.config import Config
-from sharder.tracking.metrics import MetricsFile
+from sharder.tracking.metrics import METRICS, MetricsFile
 from sharder.tracking.terminal import Terminal
 from sharder.tracking.wandb_sink import WandbSink
-
-METRICS = "metrics.jsonl"
 
 
 class Sink(Protocol):
@@ -20,7 +18,8 @@ class Sink(Protocol):
 
     def message(self, text: str) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, hurry: bool) -> None:
+        """`hurry`: the training was stopped or has failed, and whoever started it waits for it to end."""
 
 
 class Tracker:
@@ -37,23 +36,21 @@ class Tracker:
         for sink in self._sinks:
             sink.message(text)
 
-    def close(self) -> None:
-        for sink in self._sinks:
-            sink.close()
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        for sink in self._sinks:
+            sink.close(hurry=kind is not None)
 
 
 def open_tracker(config: Config, folder: Path, first_step: int) -> Tracker:
     """The sinks the config asks for; `first_step` is where this attempt starts, 0 or the restored step."""
     terminal = Terminal(first_step, config.train.steps)
-    sinks: list[Sink] = [MetricsFile(folder / METRICS), terminal]
+    metrics = MetricsFile(folder / METRICS, first_step)
+    sinks: list[Sink] = [metrics, terminal]
     if config.tracking.mode != "off":
-        sinks.append(WandbSink(config, folder, warn=terminal.message))
+        sinks.append(WandbSink(config, folder, metrics.rows_before, warn=terminal.message))
     return Tracker(sinks)

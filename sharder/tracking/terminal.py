@@ -54,7 +54,7 @@ class Terminal:
             self._print_plain()
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def close(self) -> None:
+    def close(self, hurry: bool = False) -> None:
         if self._progress is not None:
             self._progress.stop()
         elif self._unprinted is not None:

@@ -1,6 +1,7 @@
 """Several processes of one run: they find each other, wait for each other, and say who is at fault. All real."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,6 @@ def test_a_process_that_differs_ends_both_and_the_field_is_named(
             start(tmp_path, *shared, *overrides, **told, **variables, JAX_PROCESS_ID="1"),
         ]
         said = [process.communicate(timeout=TIMEOUT_S)[0] for process in both]
-    import re
-
     for process, text in zip(both, said, strict=True):
         assert process.returncode == 2, text
         assert re.search(f"error: start: the processes of this run differ in .*{field}", text), text

@@ -59,8 +59,8 @@ class Recording:
     def message(self, text: str) -> None:
         self.heard.append(text)
 
-    def close(self) -> None:
-        self.heard.append("closed")
+    def close(self, hurry: bool) -> None:
+        self.heard.append("closed in a hurry" if hurry else "closed")
 
 
 def test_a_tracker_tells_every_sink_in_order_and_closes_on_errors() -> None:
@@ -72,4 +72,11 @@ def test_a_tracker_tells_every_sink_in_order_and_closes_on_errors() -> None:
             raise KeyError
     except KeyError:
         pass
-    assert [sink.heard for sink in sinks] == [["hello", {"step": 1}, "closed"]] * 2
+    assert [sink.heard for sink in sinks] == [["hello", {"step": 1}, "closed in a hurry"]] * 2
+
+
+def test_a_tracker_takes_its_time_at_a_good_end() -> None:
+    sink = Recording()
+    with Tracker([sink]):
+        pass
+    assert sink.heard == ["closed"]
