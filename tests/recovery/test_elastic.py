@@ -1,4 +1,4 @@
-"""A run goes on with other devices, meshes and processes than it began with: `pytest -m multiprocess` (some minutes)."""
+"""A run goes on with other devices, meshes and processes than it began with: `pytest -m multiprocess` (minutes)."""
 
 import json
 import shutil
