@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sharder.config import LaunchConfig
-from sharder.errors import EXIT_USER_ERROR
+from sharder.errors import EXIT_USER_ERROR, INTERRUPTED, RESUME
 
 LONGEST_BACKOFF_S = 60.0
 STUCK, CANNOT_START, STOPPED = "stuck", "cannot start", "stopped on request"  # next to "exit 3" and "SIGKILL"
@@ -89,7 +89,9 @@ def decide(attempts: Sequence[Attempt], launch: LaunchConfig, devices: int) -> D
     failure = last.failure
     assert failure is not None
     if last.told_to_stop is not None:
-        return Stop(f"stopped by {last.told_to_stop}: {failure}", failure.code)
+        # Whatever else befell it meanwhile, to whoever told it the run is one that goes on.
+        code = failure.code if failure.code in (EXIT_USER_ERROR, INTERRUPTED) else RESUME
+        return Stop(f"stopped by {last.told_to_stop}: {failure}", code)
     if failure.code == EXIT_USER_ERROR:
         return GiveUp(f"not started again, since the same would come of it: {failure}", failure.code)
     recent = since_progress(attempts)

@@ -127,6 +127,15 @@ def test_who_was_told_to_stop_stops() -> None:
     assert after(stopped) == Stop("stopped by SIGTERM: worker 1, step 7, phase step: stopped on request", 75)
 
 
+@pytest.mark.parametrize(("code", "told"), [(1, 75), (137, 75), (130, 130), (2, 2)])
+def test_what_befalls_a_run_while_it_stops_does_not_make_it_a_failure(code: int, told: int) -> None:
+    """It goes on when it is started again, unless someone has to mend something first."""
+    stopped = attempt(failure(how="SIGKILL", words="", code=code), None, 7, told_to_stop="SIGTERM")
+    decision = decide([stopped], LaunchConfig(), devices=2)
+    assert isinstance(decision, Stop)
+    assert decision.code == told
+
+
 def test_a_worker_that_alone_was_told_to_stop_is_started_again() -> None:
     preempted = attempt(failure(how=STOPPED, words="", code=75), 7, 7)
     assert after(preempted, preempted) == Relaunch(2.0, 4, 2)  # never the same failure
