@@ -119,6 +119,13 @@ def memory_mb() -> tuple[float | None, float | None]:
     return None, None
 
 
+def host_peak_mb() -> float | None:
+    """The most that was ever resident in this process; None where there is no /proc."""
+    with contextlib.suppress(OSError, ValueError):
+        return _field(Path("/proc/self/status"), "VmHWM:") * 1024 / MB
+    return None
+
+
 def _left_to_container() -> list[int]:
     """Bytes that it may still take until it is ended; empty when it may take all there is."""
     for folder, limit, use, freeable in CGROUPS:

@@ -17,6 +17,7 @@ from sharder.config import Config
 from sharder.data.dataset import Dataset
 from sharder.data.pipeline import Loader
 from sharder.errors import Stopped
+from sharder.measure.verdict import verdict
 from sharder.parallel import fingerprint
 from sharder.parallel.agreement import Hosts
 from sharder.parallel.fingerprint import agree
@@ -30,14 +31,16 @@ from sharder.supervise.presence import Presence
 from sharder.tracking.ledger import open_ledger
 from sharder.tracking.sinks import Tracker, open_tracker
 from sharder.training.checkpoint import Checkpoints
-from sharder.training.clock import Clock
+from sharder.training.clock import DATA, PAUSE, Clock
 from sharder.training.evaluation import Evaluation
 from sharder.training.meaning import about, flat_config, meaning
+from sharder.training.meeting import Meeting
 from sharder.training.program import Program, make_program, on_devices
+from sharder.training.rates import Rates, make_rates
 from sharder.training.start import Start, starting_state
 from sharder.training.state import TrainState, state_bytes
 from sharder.training.step import Batch, Metrics
-from sharder.training.under_way import UnderWay
+from sharder.training.under_way import UnderWay, is_done
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ def train(data: Dataset, folder: Path, hosts: Hosts, presence: Presence | None =
     agree(hosts, "start", fingerprint.of_installation() | of_run(data) | of_devices(mesh))
     preflight(mesh, config.launch.preflight_timeout_s)
     program = make_program(config, mesh, tuple(data.recording.cameras))
+    rates = make_rates(program)
 
     # Refuse what would fail late, then find out where to start.
     presence.phase("restore")
@@ -63,7 +67,8 @@ def train(data: Dataset, folder: Path, hosts: Hosts, presence: Presence | None =
     start = starting_state(data, checkpoints, program.state, hosts)
     hosts.barrier("state restored")
     if hosts.index == 0:
-        write_atomically(folder / "environment.json", json.dumps(environment(of_devices(mesh)), indent=2) + "\n")
+        told = environment(of_devices(mesh)) | {"flop": rates.basis()}
+        write_atomically(folder / "environment.json", json.dumps(told, indent=2) + "\n")
     _tell(start, program)
     if start.step >= steps and completed_step(folder) == start.step:
         log.info(f"complete: step {start.step} of train.steps={steps} is saved; raise train.steps to go on")
@@ -75,7 +80,7 @@ def train(data: Dataset, folder: Path, hosts: Hosts, presence: Presence | None =
     with tracked as tracker, checkpoints:
         state = start.state
         if start.step < steps:
-            state = _take_steps(start, data, program, folder, hosts, presence, evaluate, tracker, checkpoints)
+            state = _take_steps(start, data, program, rates, folder, hosts, presence, evaluate, tracker, checkpoints)
         if config.evaluation.at_end:
             presence.phase("evaluate")
             evaluate(state.best_weights, tracker, steps, "after training")
@@ -94,6 +99,7 @@ def _take_steps(
     start: Start,
     data: Dataset,
     program: Program,
+    rates: Rates,
     folder: Path,
     hosts: Hosts,
     presence: Presence,
@@ -120,24 +126,25 @@ def _take_steps(
         prefetch=config.data.prefetch,
     )
     clock = Clock()
+    meeting = Meeting(hosts, clock)
 
     def next_batch() -> Batch | None:
         """Everyone's, or no one's: who is slow is named on the host, not waited for inside a collective; and when
         anyone was told to stop, all stop at this step."""
-        while not loader.ready(LOOK_S) and not presence.stop_requested:
-            pass
-        if any(hosts.exchange("batch ready", "stop" if presence.stop_requested else "")):
-            return None
-        return next(loader)
+        with clock.host(DATA):
+            while not loader.ready(LOOK_S) and not presence.stop_requested:
+                pass
+        return next(loader) if meeting.all_go_on(presence.stop_requested) else None
 
     with loader, open_ledger(config, folder, hosts.index) as ledger:
-        under_way = UnderWay(program, folder, clock, tracker, source.batches_per_epoch)
+        under_way = UnderWay(program, folder, clock, tracker, rates, source.batches_per_epoch)
         saved_step = first_step
         for step in range(first_step, steps):
             presence.phase("data wait", step)
             if not loader.ready():  # nothing to dispatch: once the device is idle too, waiting is waiting
                 under_way.finish(state)
-            batch = clock.waiting_for_data(next_batch)
+            batch = next_batch()
+            under_way.look()
             checkpoints.check()
             if batch is None:
                 under_way.finish(state)
@@ -149,8 +156,10 @@ def _take_steps(
             presence.phase("step" if step > first_step else "first step", step)
             ledger.write(step, batch["example"])
             placed_batch = on_devices(batch, program.batch)
-            state, metrics = train_step(state, placed_batch)
-            state = put_back(state)
+            under_way.look()
+            with clock.dispatching() as call:
+                state, metrics = train_step(state, placed_batch)
+                state, call.done = put_back(state), is_done(metrics)
             if step == first_step:
                 _first_step_returns(metrics, config)
             under_way.finish(state)
@@ -159,10 +168,13 @@ def _take_steps(
                 under_way.finish(state)
                 saved_step = step + 1
                 presence.phase("save", step + 1)
-                with clock.paused():
+                with clock.host(PAUSE):
                     checkpoints.save(state, step + 1, about(data, step + 1))
         presence.phase("save", steps)
         checkpoints.wait()  # the last save is on disk before anything is said of it
+    said = verdict(clock.total.seconds, clock.total.steps, config.data.workers)
+    if said is not None:
+        log.info(said.text)
     return state
 
 
