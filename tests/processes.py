@@ -82,6 +82,12 @@ def ledger(folder: Path) -> dict[int, list[int]]:
     return read_ledger(sorted(folder.glob("ledger-*.jsonl")))
 
 
+def supervised(folder: Path, event: str) -> list[dict[str, Any]]:
+    """What the supervisor wrote down of these events."""
+    lines = (folder / "supervisor.jsonl").read_text().splitlines()
+    return [told for told in map(json.loads, lines) if told["event"] == event]
+
+
 def saved(folder: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of a checkpoint, whole, by item and path."""
     arrays = {}

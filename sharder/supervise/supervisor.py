@@ -32,6 +32,7 @@ from sharder.supervise.workers import FORWARDED, Forward, Interrupted, exit_code
 EVENTS = "supervisor.jsonl"
 LOOK_S = 0.5  # between two looks at the heartbeats
 STACKS_S, QUIET_S = 5.0, 0.5  # for stacks to be written: at most so long, and until nothing has come for this long
+KILLED_S = 1.0
 NEAR_LIMIT = 0.1  # share of the memory that a worker has or could have
 KILLED = "killed"
 AFTERMATH = (0, EXIT_USER_ERROR, RESUME, -signal.SIGABRT)  # how workers end because another one did
@@ -132,7 +133,7 @@ class _Supervisor:
                 end = gang.ended.get(timeout=LOOK_S)
                 seen.ends.append(end)
                 if end.returned and deadline is None:
-                    deadline = time.monotonic() + (launch.grace_s if end.returned == RESUME else GRACE_S)
+                    deadline = time.monotonic() + _patience_s(end.returned, launch.grace_s)
             seen.progress.look(read_heartbeats(self._folder))
             stopping = all(end.returned in (0, RESUME) for end in seen.ends)  # the quickest may have ended already
             if self._forward.received and seen.stop is None and stopping:
@@ -234,6 +235,14 @@ class _Seen:
             left = set(range(count)) - {end.rank for end in self.ends}
             return min((self.progress.standing(rank) for rank in left), key=lambda standing: standing.behind)
         return crashed[0] if first is not None and crashed and first.returned in AFTERMATH else first
+
+
+def _patience_s(returned: int, grace_s: float) -> float:
+    """With the others, after the first has ended so: they may be saving, or about to say why; not when it was killed,
+    which nobody else can explain."""
+    if returned == RESUME:
+        return grace_s
+    return KILLED_S if returned < 0 and returned != -signal.SIGABRT else GRACE_S
 
 
 def _dump_stacks(gang: Gang, blamed: int) -> None:

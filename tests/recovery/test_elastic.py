@@ -1,6 +1,5 @@
 """A run goes on with other devices, meshes and processes than it began with: `pytest -m multiprocess` (minutes)."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -51,20 +50,15 @@ def test_a_relaunch_with_fewer_processes_and_one_with_more_end_on_the_same_bits(
     changing = (*supervised, "launch.min_processes=2", *COMMON)
     done = run(tmp_path, *changing, f"train.steps={SAVED}", program=NO_ROOM_FOR_FOUR)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [event["processes"] for event in events(folder, "start")] == [4, 4, 2]
+    assert [event["processes"] for event in supervised(folder, "start")] == [4, 4, 2]
     (tmp_path / "room").touch()
     shutil.rmtree(folder / "heartbeats")
     done = run(tmp_path, *changing, program=NO_ROOM_FOR_FOUR)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [event["processes"] for event in events(folder, "start")] == [4, 4, 2, 4]
+    assert [event["processes"] for event in supervised(folder, "start")] == [4, 4, 2, 4]
     assert ledger(folder) == ledger(undisturbed)
     assert losses(folder) == losses(undisturbed)
     found, wanted = saved(folder, STEPS), saved(undisturbed, STEPS)
     assert found.keys() == wanted.keys()
     for name, array in wanted.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
-
-
-def events(folder: Path, kind: str) -> list[dict]:
-    lines = (folder / "supervisor.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == kind]

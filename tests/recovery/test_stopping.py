@@ -1,6 +1,5 @@
 """Asked to stop in any phase, a run stops within its grace and goes on exactly: `pytest -m multiprocess` (minutes)."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import MICRO, TIMEOUT_S, command, environment, ledger, losses, run, saved
+from processes import MICRO, TIMEOUT_S, command, environment, ledger, losses, run, saved, supervised
 
 from sharder.supervise.heartbeat import read_heartbeats
 
@@ -87,7 +86,7 @@ def test_a_request_in_any_phase(tmp_path: Path, undisturbed: Path, phase: str, n
     assert started.returncode == 75, said
     assert "the same command goes on" in said
     folder = tmp_path / "outputs/train/x"
-    ends = [event for event in map(json.loads, (folder / "supervisor.jsonl").open()) if event["event"] == "exit"]
+    ends = supervised(folder, "exit")
     assert [end["how"] for end in ends] == ["exit 75", "exit 75"]
     done = run(tmp_path, "run.id=x", *COMMON)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -107,7 +106,7 @@ def test_a_request_to_one_rank_alone_stops_all_at_one_step_and_the_run_goes_on_b
     os.kill(read_heartbeats(folder)[1].pid, number)
     said, _ = started.communicate(timeout=TIMEOUT_S)
     assert started.returncode == 0, said
-    ends = [event for event in map(json.loads, (folder / "supervisor.jsonl").open()) if event["event"] == "exit"]
+    ends = supervised(folder, "exit")
     if phase != "compile":  # where the one that was told leaves alone
         assert {end["how"] for end in ends[:2]} == {"exit 75"}
         assert len({end["step"] for end in ends[:2]}) == 1
