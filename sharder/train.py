@@ -3,6 +3,7 @@
 import sys
 from functools import partial
 
+import sharder.early  # noqa: F401 (importing it does it)
 from sharder.compose import main
 from sharder.supervise.local import run_launched
 

@@ -12,7 +12,7 @@ import sharder
 ROOT = Path(sharder.__file__).parent
 LEVELS = [
     {"config", "errors", "validation"},
-    {"model", "data", "parallel", "measure", "run_folder", "provenance"},
+    {"model", "data", "parallel", "measure", "run_folder", "provenance", "early"},
     {"training", "predict", "tracking", "supervise"},
     {"compose", "overrides", "usage", "conf", "worker", "train", "evaluate", "plan", "report", "convert", "inspect"},
 ]
@@ -31,6 +31,7 @@ WITHOUT_JAX = [
     "compose",
     "overrides",
     "run_folder",
+    "early",
     "usage",
     "train",
     "inspect",
