@@ -132,7 +132,6 @@ def _main(command: str, handover: Handover, argv: Sequence[str]) -> int:
             if sweep:
                 name = signal.Signals(stop.signal_number).name
                 print(f"sweep: stopped by {name}, the rest is not run", file=sys.stderr)
-                return 128 + stop.signal_number
             return int(str(stop.code))
 
 
@@ -270,7 +269,9 @@ def _run_id(config: Config, overrides: Sequence[str], sweep: bool) -> str:
         return run_folder.sweep_id(overrides, config.run.id)
     us = membership(os.environ)[0]
     if config.run.id is None and us.source == SLURM:
-        return f"slurm-{os.environ['SLURM_JOB_ID']}"
+        # A script that is requeued comes by the same steps again.
+        step = os.environ.get("SLURM_STEP_ID", "")
+        return f"slurm-{os.environ['SLURM_JOB_ID']}" + (f"-{step}" if step.isdecimal() else "")
     if config.run.id is None and us.several:
         raise UserError(
             f"run.id: found null, allowed in one of several processes ({us.source}): a name, the same in all of them; "

@@ -164,9 +164,26 @@ class LayoutConfig:
 
 @dataclass
 class HardwareConfig:
-    kind: str = "auto"  # auto | cpu
+    """The numbers of a device are for plan; a run reads none of them off a device that is there."""
+
+    kind: str = "auto"  # auto | cpu | h100 | h200 | a100 | tpu_v5e
     count: int | None = None  # devices over all hosts; null: as many as the mesh has
     hosts: int = 1
+    device_kind: str | None = None  # what jax calls the device; its peak FLOP/s are in measure/peaks.py
+    hbm_bytes: int | None = None  # of one device
+    memory_share: float | None = None  # of it, what a program can have
+    hbm_bytes_per_s: float | None = None
+    link_bytes_per_s: float | None = None  # of one device to others of its host, each way
+    link_latency_s: float | None = None  # of one collective
+    network_bytes_per_s: float | None = None  # of one device to other hosts, each way
+
+
+@dataclass
+class PlanConfig:
+    """What `python -m sharder.plan` does beside planning the run as it is."""
+
+    search: str = "none"  # none | batch: the largest batch that fits
+    alternatives: bool = True  # what does not fit: look for the first changes that make it fit
 
 
 @dataclass
@@ -230,6 +247,14 @@ class LaunchConfig:
 
 
 @dataclass
+class ProfileConfig:
+    name: str = "off"  # off | window
+    after_steps: int = 10  # steps of this attempt before the window, which are not like the others yet
+    steps: int = 5  # steps that are traced
+    ablation: bool = False  # afterwards time the step without its attention too, as a check
+
+
+@dataclass
 class ChoiceConfig:
     """A group whose option is one word (attn, remat ...)."""
 
@@ -252,6 +277,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
-    profile: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("off"))
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     resume: str = "auto"
     experiment: Any = None

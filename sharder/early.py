@@ -9,7 +9,7 @@ import signal
 
 from sharder.errors import RESUME
 
-HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)  # Ctrl-C has Python's own
+HEARD = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # Ctrl-C has Python's own
 
 
 def _leave(number: int, frame: object) -> None:
@@ -17,4 +17,5 @@ def _leave(number: int, frame: object) -> None:
 
 
 for _number in HEARD:
-    signal.signal(_number, _leave)
+    if _number != signal.SIGHUP or signal.getsignal(_number) != signal.SIG_IGN:  # nohup's wish is respected
+        signal.signal(_number, _leave)

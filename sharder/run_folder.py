@@ -37,6 +37,7 @@ from sharder.errors import UserError
 CONFIG = Path(".hydra/config.yaml")
 OVERRIDES = Path(".hydra/overrides.yaml")
 ABOUT = Path("about/metadata")  # in a checkpoint: JSON, written by training/checkpoint.py
+MANIFEST = "manifest.json"  # in a checkpoint: written last, by training/manifest.py
 COMPLETE = "complete.json"  # written when the last step is saved and evaluated
 CLAIMED = {".hydra", "lock", "checkpoints"}  # what a folder holds before its run has done anything
 ORPHANS_S = 30.0  # for the workers of a command that was killed to end, before its folder counts as taken
@@ -61,6 +62,7 @@ class RunFolder:
     path: Path
     lock: int  # open file: the folder is ours until every copy of it is closed
     before: dict[Path, str] | None  # what an earlier attempt's config files said; None: the folder is new
+    steps_before: Sequence[int] = ()  # and its checkpoints
     passing: bool = False  # holds nothing but the config of one process of a run whose folder another one claims
 
     def undo(self) -> None:
@@ -70,6 +72,8 @@ class RunFolder:
         holds = {entry.name for entry in self.path.iterdir()}
         if self.before is None and holds <= CLAIMED and not checkpoint_steps(self.path):
             shutil.rmtree(self.path, ignore_errors=True)
+        if checkpoint_steps(self.path) != self.steps_before:
+            return
         for name, text in (self.before or {}).items():
             write_atomically(self.path / name, text)
 
@@ -97,7 +101,13 @@ def checkpoint_steps(folder: Path) -> list[int]:
     checkpoints = folder / "checkpoints"
     if not checkpoints.is_dir():
         return []
-    return sorted(int(entry.name) for entry in checkpoints.iterdir() if entry.name.isdecimal() and entry.is_dir())
+    names = [entry.name for entry in checkpoints.iterdir() if entry.name.isdecimal() and entry.is_dir()]
+    return sorted(int(name) for name in names if name == str(int(name)))
+
+
+def sealed_steps(folder: Path) -> list[int]:
+    """Those that were saved to their end."""
+    return [step for step in checkpoint_steps(folder) if (folder / "checkpoints" / str(step) / MANIFEST).exists()]
 
 
 def completed_step(folder: Path) -> int | None:
@@ -118,8 +128,8 @@ def check_resume(resume: Resume, folder: Path) -> None:
         raise UserError(
             f"resume: found never, but {folder} has checkpoints; resume=auto continues them, another run.id starts anew"
         )
-    if resume.folder is None:
-        return
+    if resume.folder is None or (checkpoint_steps(folder) and resume.folder != folder.absolute()):
+        return  # a run goes on from its own checkpoints, whatever became of those it once started from
     steps = checkpoint_steps(resume.folder)
     if not steps:
         raise UserError(
@@ -135,7 +145,7 @@ def check_resume(resume: Resume, folder: Path) -> None:
 
 def new_id() -> str:
     """Unique without asking anyone: two runs in one second differ in the random part."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
 def sweep_id(overrides: Sequence[str], given: str | None) -> str:
@@ -178,7 +188,7 @@ def claim(config: Config, overrides: Sequence[str]) -> RunFolder:
         if claimed is None:  # there before, or made by another run just now
             lock = _lock(folder)
             before = {name: (folder / name).read_text() for name in (CONFIG, OVERRIDES) if (folder / name).is_file()}
-            claimed = RunFolder(folder, lock, before)
+            claimed = RunFolder(folder, lock, before, checkpoint_steps(folder))
             _write(folder, config, overrides)
     except OSError as error:
         raise _unwritable(config, folder, error.strerror or str(error)) from error
@@ -299,12 +309,16 @@ def saved_config(resume: Resume) -> Config:
     """The config a checkpoint was saved with, from the checkpoint alone: its run folder may have changed since."""
     assert resume.folder is not None
     check_resume(resume, resume.folder)
-    checkpoints, step = resume.checkpoint()
-    about = checkpoints / str(step) / ABOUT
-    try:
-        return _typed(json.loads(about.read_text())["config"], about)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"resume: {about} cannot be read ({error}); choose another step or run folder") from error
+    checkpoints, newest = resume.checkpoint()
+    for step in reversed([step for step in checkpoint_steps(resume.folder) if step <= newest]):
+        about = checkpoints / str(step) / ABOUT
+        try:
+            return _typed(json.loads(about.read_text())["config"], about)
+        except (OSError, ValueError, KeyError) as error:
+            wrong = f"resume: {about} cannot be read ({error}); choose another step or run folder"
+        if resume.step is not None:
+            break
+    raise UserError(wrong)
 
 
 def _typed(values: Any, file: Path) -> Config:

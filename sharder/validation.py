@@ -21,7 +21,8 @@ CHOICES = {
     "model.compute_dtype": ("float32", "bfloat16"),
     "data.kind": ("planar_arm", "lerobot"),
     "data.normalization": ("auto", "mean_std", "quantiles", "none"),
-    "hardware.kind": ("auto", "cpu"),
+    "hardware.kind": ("auto", "cpu", "h100", "h200", "a100", "tpu_v5e"),
+    "plan.search": ("none", "batch"),
     "tracking.mode": ("offline", "online", "off"),
     "layout.name": ("gather", "auto", "published"),
     "layout.reduction": ("auto", "fixed_order", "transport"),
@@ -29,7 +30,7 @@ CHOICES = {
     "remat.name": ("none", "dots", "dots_no_batch", "full"),
     "train.on_nonfinite": ("stop", "skip"),
     "launch.name": ("inline", "local", "supervised"),
-    "profile.name": ("off",),
+    "profile.name": ("off", "window"),
 }
 EXPERT_WIDTHS = ("width", "depth", "mlp_dim", "heads", "kv_heads", "head_dim")
 AT_LEAST_ONE = (
@@ -41,7 +42,7 @@ AT_LEAST_ONE = (
     *("optimizer.decay_steps", "mesh.batch", "mesh.fsdp", "hardware.hosts", "launch.processes"),
     *("launch.min_processes", "launch.retries", "launch.same_failure"),
     *("checkpoint.every_steps", "evaluation.episodes", "evaluation.max_steps", "evaluation.execute"),
-    "evaluation.frames",
+    *("evaluation.frames", "profile.after_steps", "profile.steps"),
 )
 AT_LEAST_ZERO = (
     *("model.action_dim", "model.prompt_tokens", "train.seed", "data.workers", "data.frame_cache_mib"),
@@ -53,6 +54,10 @@ ABOVE_ZERO = (
     *("model.language.lora_alpha", "model.action.lora_alpha"),
     *(f"launch.{name}_s" for name in ("start_timeout", "barrier_timeout", "late_after", "preflight_timeout")),
     *("launch.backoff_s", "launch.grace_s", *(f"launch.limits.{name}" for name in vars(LimitsConfig()))),
+)
+ABOVE_ZERO_OR_NULL = tuple(
+    f"hardware.{name}"
+    for name in ("hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s", "link_latency_s", "network_bytes_per_s")
 )
 AT_MOST = {  # more is a slip of the hand, or does not fit where the number goes
     **dict.fromkeys(("train.steps", "train.seed", "evaluation.seed", "optimizer.decay_steps"), 2**31 - 1_000_000),
@@ -75,6 +80,8 @@ def validate(config: Config) -> None:
         _require(config, key, lambda value: value >= 0, "0 or more")
     for key in ABOVE_ZERO:
         _require(config, key, lambda value: 0 < value < float("inf"), "a finite number above 0")
+    for key in ABOVE_ZERO_OR_NULL:
+        _require(config, key, lambda value: value is None or 0 < value < float("inf"), "a number above 0, or null")
     for key, largest in AT_MOST.items():
         _require(config, key, partial(operator.ge, largest), f"at most {largest:,}")
     for key in SHARES:
@@ -173,6 +180,12 @@ def _validate_training(config: Config) -> None:
             f"optimizer.warmup_steps: found {optimizer.warmup_steps}, allowed: fewer than "
             f"optimizer.decay_steps={optimizer.decay_steps}, which includes them"
         )
+    profile = config.profile
+    if profile.name == "window" and profile.after_steps + profile.steps > config.train.steps:
+        raise UserError(
+            f"profile.steps: found {profile.steps} after profile.after_steps={profile.after_steps}, allowed: together "
+            f"at most train.steps={config.train.steps}; lower either, or raise train.steps"
+        )
     two = "2 or more, since the newest may be cut off while it is written"
     _require(config, "checkpoint.keep", lambda value: value >= 2, two)
     _require(config, "checkpoint.keep_every", lambda value: value is None or value >= 1, "1 or more, or null")
@@ -186,6 +199,7 @@ def _validate_training(config: Config) -> None:
 
 def _validate_devices(config: Config) -> None:
     train, hardware, mesh, launch = config.train, config.hardware, config.mesh, config.launch
+    _require(config, "hardware.memory_share", lambda value: value is None or 0 < value <= 1, "above 0, at most 1")
     if hardware.count not in (None, mesh.size):
         raise UserError(
             f"hardware.count: found {hardware.count}, allowed: mesh.batch x mesh.fsdp = {mesh.batch} x {mesh.fsdp} = "

@@ -15,7 +15,7 @@ from pathlib import Path
 from sharder.config import Config
 from sharder.errors import CRASHED, EXIT_USER_ERROR, Fault, Stopped, UserError
 from sharder.parallel.processes import membership
-from sharder.run_folder import folder_of, load_config
+from sharder.run_folder import folder_of, load_config, sealed_steps
 from sharder.supervise.heartbeat import Heartbeat
 from sharder.supervise.presence import Presence
 
@@ -28,17 +28,22 @@ def train(folder: Path, config: Config, presence: Presence) -> None:
     data = open_dataset(config)
 
     from sharder.parallel.distributed import join
+    from sharder.parallel.hardware import check_hardware
     from sharder.training import loop
 
     _use_compile_cache()
-    loop.train(data, folder, join(config, os.environ, log.info), presence)
+    hosts = join(config, os.environ, log.info)
+    check_hardware(config.hardware)
+    loop.train(data, folder, hosts, presence)
 
 
 def evaluate(folder: Path, config: Config, presence: Presence) -> None:
+    from sharder.parallel.hardware import check_hardware
     from sharder.run_folder import write_atomically
     from sharder.training import scoring
 
     _use_compile_cache()
+    check_hardware(config.hardware)
     result = scoring.score(config, folder)
     write_atomically(folder / "evaluation.json", json.dumps(result, indent=2) + "\n")
     log.info(f"written: {folder / 'evaluation.json'}")
@@ -50,6 +55,17 @@ def convert(folder: Path, config: Config, presence: Presence) -> None:
     export.to_openpi_layout(config, folder)
 
 
+def plan(folder: Path, config: Config, presence: Presence) -> None:
+    from sharder.predict.inputs import read_inputs
+
+    inputs = read_inputs(config)
+
+    from sharder.predict.planning import write_plan
+
+    write_plan(inputs, folder)
+    log.info(f"written: {folder / 'plan.json'}")
+
+
 def _use_compile_cache() -> None:
     from sharder.data.cache import cache_dir
     from sharder.parallel.compile_cache import use_compile_cache
@@ -57,7 +73,7 @@ def _use_compile_cache() -> None:
     use_compile_cache(cache_dir() / "xla")
 
 
-COMMANDS = {"train": train, "evaluate": evaluate, "convert": convert}
+COMMANDS = {"train": train, "evaluate": evaluate, "convert": convert, "plan": plan}
 
 
 def main(command: str, place: Path) -> int:
@@ -69,7 +85,7 @@ def main(command: str, place: Path) -> int:
         config = load_config(place)
         folder, us = folder_of(config), membership(os.environ)[0]
         with Heartbeat(folder, us.index, us.attempt) as heartbeat:
-            presence.heartbeat = heartbeat
+            presence.heartbeat, presence.saved = heartbeat, lambda: bool(sealed_steps(folder))
             COMMANDS[command](folder, config, presence)
         code = 0
     except UserError as error:

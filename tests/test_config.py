@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from sharder.config import Config
 from sharder.errors import UserError
 from sharder.overrides import schema_keys
-from sharder.validation import ABOVE_ZERO, AT_LEAST_ONE, AT_LEAST_ZERO, CHOICES, SHARES, validate
+from sharder.validation import ABOVE_ZERO, ABOVE_ZERO_OR_NULL, AT_LEAST_ONE, AT_LEAST_ZERO, CHOICES, SHARES, validate
 
 CONF = Path(__file__).parent.parent / "sharder" / "conf"
 
@@ -74,6 +74,9 @@ REFUSED = [
     ({"checkpoint__keep_every": 0}, "checkpoint.keep_every", "found 0", "or null"),
     ({"evaluation__execute": 51}, "evaluation.execute", "found 51", "model.horizon=50"),
     ({"hardware__count": 1, "mesh__fsdp": 2}, "hardware.count", "found 1", "1 x 2 = 2"),
+    ({"hardware__hbm_bytes": 0}, "hardware.hbm_bytes", "found 0", "above 0, or null"),
+    ({"hardware__memory_share": 75.0}, "hardware.memory_share", "found 75.0", "at most 1"),
+    ({"plan__search": "fastest"}, "plan.search", "found 'fastest'", "one of none, batch"),
     ({"mesh__batch": 2, "hardware__hosts": 3}, "hardware.hosts", "found 3", "a divisor"),
     ({"launch__processes": 2}, "launch.processes", "found 2", "launch=inline: 1"),
     ({"launch__name": "local", "launch__processes": 3, "mesh__fsdp": 4}, "launch.processes", "found 3", "a divisor"),
@@ -108,13 +111,14 @@ CHECKED_OTHERWISE = {
         "checkpoint.keep",
         "checkpoint.keep_every",
         "hardware.count",
+        "hardware.memory_share",
     ),
 }
 
 
 def test_every_number_has_a_range() -> None:
     numbers = {key for key, hint in schema_keys().items() if {int, float} & {hint, *get_args(hint)}}
-    assert numbers - CHECKED_OTHERWISE == {*AT_LEAST_ONE, *AT_LEAST_ZERO, *ABOVE_ZERO, *SHARES}
+    assert numbers - CHECKED_OTHERWISE == {*(*AT_LEAST_ONE, *AT_LEAST_ZERO, *ABOVE_ZERO, *ABOVE_ZERO_OR_NULL, *SHARES)}
 
 
 def test_choices_are_the_options_of_their_groups() -> None:

@@ -12,7 +12,7 @@ import sharder
 ROOT = Path(sharder.__file__).parent
 LEVELS = [
     {"config", "errors", "validation"},
-    {"model", "data", "parallel", "measure", "run_folder", "provenance", "early"},
+    {"model", "data", "parallel", "measure", "run_folder", "provenance", "table", "early"},
     {"training", "predict", "tracking", "supervise"},
     {"compose", "overrides", "usage", "conf", "worker", "train", "evaluate", "plan", "report", "convert", "inspect"},
 ]
@@ -33,7 +33,9 @@ WITHOUT_JAX = [
     "run_folder",
     "early",
     "usage",
+    "table",
     "train",
+    "plan",
     "inspect",
 ]
 

@@ -58,7 +58,23 @@ def test_resume_needs_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"step 30 of .*, allowed: 5, 20"):
         run_folder.check_resume(Resume("folder", tmp_path, 30), other)
     with pytest.raises(UserError, match=r"has no checkpoints/<step>"):
-        run_folder.check_resume(Resume("folder", other), tmp_path)
+        run_folder.check_resume(Resume("folder", other), tmp_path / "new")
+
+
+def test_a_run_with_checkpoints_of_its_own_needs_those_it_began_from_no_more(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    (own / "checkpoints" / "5").mkdir(parents=True)
+    run_folder.check_resume(Resume("folder", tmp_path / "gone"), own)
+    run_folder.check_resume(Resume("folder", tmp_path / "gone", 2), own)
+
+
+def test_only_a_step_s_own_name_is_a_step(tmp_path: Path) -> None:
+    for name in ("7", "0007", "8.damaged-1", "9.orbax-checkpoint-tmp"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints" / "7" / "manifest.json").touch()
+    (tmp_path / "checkpoints" / "12").mkdir()
+    assert run_folder.checkpoint_steps(tmp_path) == [7, 12]
+    assert run_folder.sealed_steps(tmp_path) == [7]
     with pytest.raises(UserError, match=r"found never, but .* has checkpoints"):
         run_folder.check_resume(Resume("never"), tmp_path)
 

@@ -11,7 +11,7 @@ from sharder import conf
 OPTIONS = sorted(Path(conf.__path__[0]).glob("*/*.yaml"))
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "convert"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "convert", "plan"])
 def test_help_imports_nothing_slow_and_lists_every_option_and_key(command: str, tmp_path: Path) -> None:
     argv = [sys.executable, "-X", "importtime", "-m", f"sharder.{command}", "--help"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=tmp_path)
@@ -20,7 +20,7 @@ def test_help_imports_nothing_slow_and_lists_every_option_and_key(command: str, 
     assert not imported & {"jax", "numpy", "pyarrow", "av", "wandb"}  # what would make it slow
     words = done.stdout.split()
     for option in OPTIONS:
-        if command == "train" or option.parent.name != "experiment":
+        if command in ("train", "plan") or option.parent.name != "experiment":
             assert option.stem in words, option
     for key in ("run.id", "run.root", "resume"):
         assert any(word.startswith(f"{key}=") for word in words), key

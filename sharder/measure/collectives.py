@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 from sharder.measure.hlo import Computation, Instruction, Loop, Module, Shape, times_round
 
-KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+KINDS = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
 SENDER = re.compile(r"\{\d+,\d+\}")
 NO_WORK = {
     "after-all",
@@ -91,6 +99,19 @@ def collectives(module: Module) -> list[Collective]:
             if core is not None:
                 found.append(_collective(module, visit.computation, visit.loops, instruction, core))
     return found
+
+
+def kind_of(module: Module, name: str) -> str | None:
+    """The kind of collective that this instruction is, starts, waits for or, being a fusion, has inside; else None."""
+    home = module.home[name]
+    instruction = home.by_name[name]
+    while instruction.opcode in ("async-done", "async-update"):
+        instruction = home.by_name[instruction.operands[0]]
+    if instruction.opcode == "fusion":
+        inside = (module.computations[called] for called in instruction.called.get("calls", ()))
+        return next((kind for one in inside for inner in one.instructions if (kind := _kind(inner))), None)
+    core = _core(module, instruction) or instruction
+    return next((kind for kind in KINDS if core.opcode in (kind, f"{kind}-start", f"{kind}-done")), None)
 
 
 def by_kind(found: Iterable[Collective]) -> dict[str, Total]:

@@ -32,6 +32,7 @@ CALLS = {  # the attributes that name computations
     "to_apply",
     "true_computation",
 }
+RUNS_A_SEQUENCE = ("fusion", "while", "call", "conditional", "async-start")
 
 COMPUTATION = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
@@ -109,6 +110,11 @@ class Instruction:
         return {key: tuple(NAME.findall(text)) for key, text in self.attributes.items() if key in CALLS}
 
     @property
+    def sequences(self) -> dict[str, tuple[str, ...]]:
+        """Names of those that it runs as a sequence of instructions, by attribute."""
+        return self.called if self.opcode in RUNS_A_SEQUENCE else {}
+
+    @cached_property
     def op_name(self) -> str:
         """The path of named scopes it came from, down to the jax primitive; empty for what XLA added."""
         found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes.get("metadata", ""))
@@ -182,7 +188,7 @@ class Module:
     def _visit(self, visit: Visit) -> Iterator[Visit]:
         yield visit
         for instruction in visit.computation.instructions:
-            for key, names in _sequences(instruction).items():
+            for key, names in instruction.sequences.items():
                 for name in names:
                     loops = visit.loops
                     if instruction.opcode == "while":
@@ -200,13 +206,26 @@ class Module:
             times[visit.computation.name] += visit.times
         return dict(times)
 
+    @cached_property
+    def home(self) -> dict[str, Computation]:
+        """Instruction to the computation it stands in. No two instructions of a module share a name."""
+        return {
+            instruction.name: computation
+            for computation in self.computations.values()
+            for instruction in computation.instructions
+        }
+
+    def find(self, name: str) -> Instruction | None:
+        """The instruction of this name, wherever it stands."""
+        return self.home[name].by_name[name] if name in self.home else None
+
     def is_matmul(self, instruction: Instruction) -> bool:
         """A matrix product or convolution, or a fusion or call with one inside."""
         if instruction.opcode in ("dot", "convolution", "ragged-dot"):
             return True
         if instruction.opcode == "custom-call":
             return MATMUL_TARGET.search(instruction.attributes.get("custom_call_target", "")) is not None
-        inside = [name for names in _sequences(instruction).values() for name in names]
+        inside = [name for names in instruction.sequences.values() for name in names]
         return any(self.is_matmul(inner) for name in inside for inner in self.computations[name].instructions)
 
 
@@ -277,10 +296,3 @@ def _attribute_parts(text: str) -> Iterator[str]:
             yield text[begin : token.start()]
             begin = token.end()
     yield text[begin:]
-
-
-def _sequences(instruction: Instruction) -> dict[str, tuple[str, ...]]:
-    """What it calls to run as a sequence of instructions, by attribute."""
-    if instruction.opcode in ("fusion", "while", "call", "conditional", "async-start"):
-        return instruction.called
-    return {}

@@ -57,5 +57,12 @@ def xla(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: BlockMask
     )
 
 
+def ablated(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: BlockMask) -> jax.Array:
+    """No attention: what a step costs without it. Everything that goes in still matters, and gets a gradient."""
+    mean_BKH = (k_BSKH + v_BSKH).mean(1)
+    queries_a_key = q_BTNH.shape[2] // k_BSKH.shape[2]
+    return q_BTNH + jnp.repeat(mean_BKH, queries_a_key, axis=1)[:, None]
+
+
 Attention = Callable[[jax.Array, jax.Array, jax.Array, BlockMask], jax.Array]
 IMPLEMENTATIONS: dict[str, Attention] = {"naive": naive, "xla": xla, "flash": xla}  # flash: the best there is yet

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sharder.model.attention import IMPLEMENTATIONS, Attention
+from sharder.model.attention import IMPLEMENTATIONS, Attention, ablated
 from sharder.model.weight import LayerHook, RowHook
 
+ABLATED = "ablated"  # no option of attn: it changes the result, and serves to measure what attention costs
 GATHERED = "gathered weights"  # the name of what a layer hook brought together: never kept for the backward pass
 
 
@@ -48,7 +49,7 @@ class Execution:
 
     @property
     def attend(self) -> Attention:
-        return IMPLEMENTATIONS[self.attention]
+        return ablated if self.attention == ABLATED else IMPLEMENTATIONS[self.attention]
 
     def scan_layers(
         self, stack: str, layers: nnx.Module, step: Callable, carry: Any, per_layer: Any = None
@@ -66,4 +67,5 @@ class Execution:
 
         if self.remat != "none" or self.layer_hook is not as_held:
             body = jax.checkpoint(body, policy=POLICIES[self.remat], prevent_cse=False)
-        return jax.lax.scan(body, carry, (jnp.arange(depth), weights, per_layer))
+        with jax.named_scope("layers"):
+            return jax.lax.scan(body, carry, (jnp.arange(depth), weights, per_layer))

@@ -157,8 +157,8 @@ class Layer(nnx.Module):
         experts = [(name, getattr(self, name), part) for name, part in x._asdict().items() if part is not None]
         normed = [expert.norm_attention(part, condition) for _, expert, part in experts]
         projected = [expert.attention.qkv(y) for (_, expert, _), (y, _) in zip(experts, normed, strict=True)]
-        q, k, v = (jnp.concatenate(parts, axis=1) for parts in zip(*projected, strict=True))
         with jax.named_scope("attention"):
+            q, k, v = (jnp.concatenate(parts, axis=1) for parts in zip(*projected, strict=True))
             q, k = rotate(q, positions_BT) * q.shape[-1] ** -0.5, rotate(k, positions_BT)
             if cached is not None:
                 k, v = jnp.concatenate([cached.k, k], axis=1), jnp.concatenate([cached.v, v], axis=1)

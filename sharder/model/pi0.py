@@ -93,7 +93,8 @@ class Pi0(nnx.Module):
                 valid.append(jnp.broadcast_to(observation.image_masks[camera][:, None], part.shape[:2]))
         parts.append(self.gemma.embed(observation.tokens, self.execution).astype(self.compute_dtype))
         valid.append(observation.token_mask)
-        return Prefix(jnp.concatenate(parts, axis=1), jnp.concatenate(valid, axis=1))
+        with jax.named_scope("embedding"):
+            return Prefix(jnp.concatenate(parts, axis=1), jnp.concatenate(valid, axis=1))
 
     def embed_suffix(self, state: jax.Array, noisy_actions: jax.Array, time_B: jax.Array) -> Suffix:
         """In float32: these layers are small, and the flow time needs the digits."""
@@ -170,8 +171,11 @@ def flow_matching_loss(
     The path runs straight from the actions at time 0 to the noise at time 1, so its velocity is noise - actions.
     """
     time = time_B[:, None, None]
-    predicted = model.velocity(observation, time * noise + (1 - time) * actions, time_B)
-    return jnp.square(predicted - (noise - actions)).mean(-1)
+    with jax.named_scope("noise"):
+        noisy_actions = time * noise + (1 - time) * actions
+    predicted = model.velocity(observation, noisy_actions, time_B)
+    with jax.named_scope("loss"):
+        return jnp.square(predicted - (noise - actions)).mean(-1)
 
 
 def build(config: ModelConfig, weights: Weights, execution: Execution | None = None) -> Pi0:

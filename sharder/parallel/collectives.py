@@ -57,12 +57,12 @@ class Collectives:
         """Many small arrays, summed over all devices in one collective an axis. float32."""
         if not arrays:
             return {}
-        packed = jnp.concatenate([x.astype(jnp.float32).reshape(-1) for x in arrays.values()])
         with jax.named_scope("reduce_gradients"):
+            packed = jnp.concatenate([x.astype(jnp.float32).reshape(-1) for x in arrays.values()])
             packed = self._sum_everywhere(packed)
-        ends = list(itertools.accumulate(x.size for x in arrays.values()))
-        parts = jnp.split(packed, ends[:-1])
-        return {path: part.reshape(x.shape) for (path, x), part in zip(arrays.items(), parts, strict=True)}
+            ends = list(itertools.accumulate(x.size for x in arrays.values()))
+            parts = jnp.split(packed, ends[:-1])
+            return {path: part.reshape(x.shape) for (path, x), part in zip(arrays.items(), parts, strict=True)}
 
     def sum_over_groups(self, x: jax.Array) -> jax.Array:
         """Slices that are complete within each group of fsdp devices, summed over the groups."""

@@ -17,6 +17,23 @@ QUIET = {
 }
 
 
+PLANNING = {  # compiling for devices that are not here
+    "JAX_PLATFORMS": "cpu",  # whatever else there is: with another, jax's plugin looks for a driver first
+    "TPU_SKIP_MDS_QUERY": "1",  # libtpu asks a TPU's host about its slice
+}
+PLANNING_UNLESS_SET = {  # one CPU device, however many are planned for, and no log of XLA's: its errors are raised
+    "NPROC": str(os.cpu_count() or 1),
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "ABSL_MIN_LOG_LEVEL": "3",
+}
+
+
+def planning_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """`inherited` for `worker_environment`, where the worker only compiles."""
+    flags = merge_flags(["--xla_force_host_platform_device_count=1"], inherited.get("XLA_FLAGS", ""))
+    return {**PLANNING_UNLESS_SET, **inherited, **PLANNING, "XLA_FLAGS": flags}
+
+
 def worker_environment(config: Config, inherited: Mapping[str, str], processes: int = 1) -> dict[str, str]:
     """`inherited` with what one of the `processes` workers of this config needs added."""
     ours = dict(QUIET)

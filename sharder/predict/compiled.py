@@ -1,17 +1,34 @@
-"""The train step of a config, compiled for GPUs that are not here."""
+"""The train step of a config, compiled for devices that are not here."""
 
 from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 
 from sharder.config import Config
+from sharder.measure.hlo import Module, parse
 from sharder.model.pi0 import CAMERAS
 from sharder.parallel.mesh import make_mesh
+from sharder.predict.buffers import Buffer, dump_options, read_buffers
 from sharder.predict.target import gpu_devices
 from sharder.training.program import Program, make_program
 
 # XLA tunes the tiles of its own matrix products by running them. Where it cannot, a product is a call into cuBLAS.
 WITHOUT_A_GPU = {"xla_gpu_enable_triton_gemm": False}
+
+
+class DoesNotFit(Exception):
+    """The compiler itself found no room for the program; says so in its words."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    module: Module
+    memory: dict[str, int]  # as memory_bytes has it
+    temporaries: list[Buffer] | None  # None: this compiler does not tell
 
 
 def program_for(config: Config, gpu: str, hosts: int = 1) -> Program:
@@ -21,6 +38,22 @@ def program_for(config: Config, gpu: str, hosts: int = 1) -> Program:
 
 def compiled(program: Program) -> jax.stages.Compiled:
     return program.compile(more=WITHOUT_A_GPU)
+
+
+def compiled_and_read(program: Program) -> Compiled:
+    """All there is to know of the program. DoesNotFit where the compiler refuses it."""
+    with tempfile.TemporaryDirectory(prefix="sharder-xla-") as folder:
+        is_gpu = program.mesh.devices.flat[0].platform in ("gpu", "cuda")
+        options = {**WITHOUT_A_GPU, **dump_options(Path(folder))} if is_gpu else {}
+        try:
+            executable = program.compile(more=options)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise DoesNotFit(" ".join(str(error).split())[:300]) from None
+        text = executable.as_text()
+        assert text is not None
+        return Compiled(parse(text), memory_bytes(executable), read_buffers(Path(folder)))
 
 
 def memory_bytes(executable: jax.stages.Compiled) -> dict[str, int]:

@@ -1,23 +1,24 @@
-"""GPUs that are not here, as devices to compile for.
+"""GPUs and TPUs that are not here, as devices to compile for.
 
 XLA compiles for a GPU from a page of its numbers; the compiler itself comes in jax's CUDA plugin, which needs no NVIDIA
 library and no driver for this. The devices make a `Mesh`; lower with `ShapeDtypeStruct`s placed on it and `.compile()`.
 Such a program can be read (`as_text()`, `memory_analysis()`) but not run. The process needs JAX_PLATFORMS=cpu from its
-start: without it jax's plugin looks for a driver first, and registers nothing when there is none.
+start: without it jax's plugin looks for a driver first, and registers nothing when there is none. For TPUs the compiler
+is libtpu, which knows their numbers itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 
+from sharder.config import HardwareConfig
 from sharder.errors import UserError
-
-PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+from sharder.predict.available import PLUGINS, TPU_SLICES, check_tpu, has_any
 
 
 @dataclass(frozen=True)
@@ -70,17 +71,43 @@ GPUS = {
 }
 
 
-def gpu_devices(name: str, hosts: int, devices_per_host: int) -> list[jax.Device]:
-    """`hosts` x `devices_per_host` GPUs of this kind, host by host; `process_index` is the host."""
+def target_devices(hardware: HardwareConfig, count: int) -> list[jax.Device]:
+    """`count` devices of the kind that `hardware` names, on its hosts, with the memory that it says."""
+    if hardware.kind == "tpu_v5e":
+        return tpu_devices(count, hardware.hosts)
+    return gpu_devices(hardware.kind, hardware.hosts, count // hardware.hosts, hardware.hbm_bytes)
+
+
+def tpu_devices(count: int, hosts: int) -> list[jax.Device]:
+    """A slice of TPU v5e; `hosts` 1: as many as it has."""
+    check_tpu(count)
+    found: list[Any] = list(
+        topologies.get_topology_desc(topology_name=f"v5e:{TPU_SLICES[count]}", platform="tpu").devices
+    )
+    there = len({device.process_index for device in found})
+    if hosts not in (1, there):
+        raise UserError(
+            f"hardware.hosts: found {hosts}, allowed: {there}, as a slice of {count} TPU v5e has; set "
+            f"hardware.hosts={there}"
+        )
+    return found
+
+
+def gpu_devices(name: str, hosts: int, devices_per_host: int, memory_bytes: int | None = None) -> list[jax.Device]:
+    """`hosts` x `devices_per_host` GPUs of this kind, host by host; `process_index` is the host.
+
+    `memory_bytes`: of one device, where it is not what the GPU has. XLA schedules so that a program fits.
+    """
     if name not in GPUS:
         raise UserError(f"hardware: {name!r} is not a GPU that can be compiled for; allowed: {', '.join(GPUS)}")
-    if not any(importlib.util.find_spec(plugin) for plugin in PLUGINS):
+    gpu = dataclasses.replace(GPUS[name], memory_bytes=memory_bytes or GPUS[name].memory_bytes)
+    if not has_any(PLUGINS):
         raise UserError(f"hardware: compiling for {name} needs jax's CUDA plugin; pip install 'sharder[plan]'")
     try:
         topology = topologies.get_topology_desc(
             topology_name="",
             platform="cuda",
-            target_config=target_config(GPUS[name]),
+            target_config=target_config(gpu),
             topology=f"1x{hosts}x{devices_per_host}",  # slices x hosts x devices
         )
     except NotImplementedError:

@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from sharder.errors import Fault
+
 PHASES = ("start", "restore", "compile", "evaluate", "first step", "step", "data wait", "save", "end")
 FOLDER = "heartbeats"
 EVERY_S = 1.0  # between two writes
 LAST_WRITE_S = 2.0  # for a write that is under way when the worker ends; a dead file system must not keep it
+BYTES = 512  # of a beat's file, always: written over in place where there is no room for a new one
 MB = 1e6
 
 # Of a container, as it sees them: limit, use, and the name of what could be freed in memory.stat. Versions 2 and 1.
@@ -53,6 +56,7 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._phase, self._since = "start", time.time()
         self._step: int | None = None
+        self._failed: OSError | None = None  # why the last beat is not in the file
         self._ended = threading.Event()
         self._writer = threading.Thread(target=self._write_often, name="heartbeat", daemon=True)
 
@@ -68,6 +72,11 @@ class Heartbeat:
     def __enter__(self) -> Heartbeat:
         if self._attempt:
             self._write()  # before anything that may hang
+            if self._failed is not None:
+                reason = self._failed.strerror
+                raise Fault(
+                    f"{self._file}: heartbeats cannot be written there ({reason}), and nobody could watch; mend it"
+                )
             self._writer.start()
         return self
 
@@ -93,20 +102,27 @@ class Heartbeat:
         beat = Beat(
             os.getpid(), self._rank, self._attempt, phase, step, since, time.time(), rss_mb, available_mb
         )  # fmt: skip
+        text = json.dumps(dataclasses.asdict(beat)).ljust(BYTES)
         unfinished = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):
+        try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            unfinished.write_text(json.dumps(dataclasses.asdict(beat)))
+            unfinished.write_text(text)
             os.replace(unfinished, self._file)
+        except OSError as error:
+            self._failed = error
+            with contextlib.suppress(OSError), open(self._file, "r+b") as file:  # takes no new room on a full disk
+                file.write(text.encode())
+                self._failed = None
 
 
 def read_heartbeats(folder: Path) -> dict[int, Beat]:
     """The newest of every rank that ever wrote one in this run folder: of which attempt is for the reader to see."""
     beats = {}
-    for file in (folder / FOLDER).glob("[0-9]*.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            beat = Beat(**json.loads(file.read_text()))
-            beats[beat.rank] = beat
+    with contextlib.suppress(OSError):  # a file system that is away for a while: nothing is known then
+        for file in (folder / FOLDER).glob("[0-9]*.json"):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                beat = Beat(**json.loads(file.read_text()))
+                beats[beat.rank] = beat
     return beats
 
 

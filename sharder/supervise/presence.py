@@ -1,9 +1,9 @@
 """What the world knows of a worker, and asks of it: its phase and step in a heartbeat, and requests to stop.
 
-A request (SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C) is heard in every phase. Where nothing would be lost the worker leaves at
-once, even from the middle of a compile: a thread hears the signal, since Python's own handlers wait for the main thread
-to come back from C++. Between steps it is the training loop that asks `stop_requested`, agrees with the other processes
-on the step to stop at, saves and leaves.
+A request (SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, Ctrl-C) is heard in every phase. Where nothing would be lost the worker
+leaves at once, even from the middle of a compile: a thread hears the signal, since Python's own handlers wait for the
+main thread to come back from C++. Between steps it is the training loop that asks `stop_requested`, agrees with the
+other processes on the step to stop at, saves and leaves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from sharder.errors import INTERRUPTED, RESUME
 from sharder.supervise.heartbeat import Heartbeat
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 AT_ONCE = ("start", "restore", "compile", "evaluate", "end")  # phases that lose nothing when they are cut off
 
 
@@ -26,6 +26,7 @@ class Presence:
 
     def __init__(self, heartbeat: Heartbeat | None = None, leave: Callable[[int], None] = os._exit) -> None:
         self.heartbeat, self._leave = heartbeat, leave
+        self.saved: Callable[[], bool] = lambda: False  # whether there is a checkpoint to go on from
         self._lock = threading.Lock()
         self._phase = "start"
         self._requested: int | None = None
@@ -38,7 +39,7 @@ class Presence:
         if self.heartbeat is not None:
             self.heartbeat.phase(name, step)
         if at_once is not None:
-            self._leave(_code(at_once))
+            self._leave(self._code(at_once))
 
     @property
     def stop_requested(self) -> bool:
@@ -50,7 +51,7 @@ class Presence:
             self._requested = number
             at_once = self._phase in AT_ONCE
         if at_once:
-            self._leave(_code(number))
+            self._leave(self._code(number))
 
     def listen(self) -> None:
         """From now on signals are requests; SIGQUIT writes the stacks of all threads. Call it before anything slow."""
@@ -58,6 +59,8 @@ class Presence:
         hears, says = os.pipe()
         os.set_blocking(says, False)
         for number in SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup
             signal.signal(number, lambda number, frame: None)  # the pipe has it already
         signal.set_wakeup_fd(says, warn_on_full_buffer=False)
         threading.Thread(target=self._hear, args=(hears,), name="signals", daemon=True).start()
@@ -68,6 +71,5 @@ class Presence:
                 if number in SIGNALS:
                     self.request_stop(number)
 
-
-def _code(number: int) -> int:
-    return INTERRUPTED if number == signal.SIGINT else RESUME
+    def _code(self, number: int) -> int:
+        return INTERRUPTED if number == signal.SIGINT and not self.saved() else RESUME

@@ -21,7 +21,7 @@ from typing import Any
 
 from sharder.config import Config
 from sharder.errors import CRASHED, EXIT_USER_ERROR, INTERRUPTED, RESUME
-from sharder.run_folder import checkpoint_steps, completed_step
+from sharder.run_folder import completed_step, sealed_steps
 from sharder.supervise.budget import CANNOT_START, STOPPED, STUCK, Attempt, Complete, Failure, Relaunch, Stop, decide
 from sharder.supervise.gang import GRACE_S, CannotStart, End, Gang, first_failure, running
 from sharder.supervise.heartbeat import Beat, read_heartbeats
@@ -35,6 +35,7 @@ STACKS_S, QUIET_S = 5.0, 0.5  # for stacks to be written: at most so long, and u
 KILLED_S = 1.0
 NEAR_LIMIT = 0.1  # share of the memory that a worker has or could have
 KILLED = "killed"
+STOPPING = (0, RESUME, INTERRUPTED, *(-number for number in FORWARDED))  # how workers end that are told to stop
 AFTERMATH = (0, EXIT_USER_ERROR, RESUME, -signal.SIGABRT)  # how workers end because another one did
 
 
@@ -54,6 +55,7 @@ class _Supervisor:
         self._command, self._folder, self._config, self._lock = command, folder, config, lock
         self._forward, self._terminal = forward, terminal
         self._last = ""  # attempt
+        self._last_saved: int | None = None
 
     def run(self) -> int:
         steps, launch = self._config.train.steps, self._config.launch
@@ -87,15 +89,23 @@ class _Supervisor:
     @property
     def _complete(self) -> bool:
         """A marker of another number of steps is of an earlier, shorter run."""
-        return completed_step(self._folder) == self._config.train.steps
+        steps = self._config.train.steps
+        return completed_step(self._folder) == steps and self._saved() == steps
 
     @property
     def _resumable(self) -> int:
         """Exit code of a run that was stopped before its workers had anything to add."""
-        return INTERRUPTED if _saved(self._folder) is None else RESUME
+        interrupted = self._forward.received[:1] == [signal.SIGINT]
+        return INTERRUPTED if interrupted and self._saved() is None else RESUME
+
+    def _saved(self) -> int | None:
+        """The newest step that was saved to its end; what was last known, while the file system is away."""
+        with contextlib.suppress(OSError):
+            self._last_saved = max(sealed_steps(self._folder), default=None)
+        return self._last_saved
 
     def _stop(self, message: str, code: int) -> int:
-        self._terminal.print(f"{message}; the same command goes on {_from(_saved(self._folder))}")
+        self._terminal.print(f"{message}; the same command goes on {_from(self._saved())}")
         return code
 
     def _wait(self, seconds: float) -> None:
@@ -105,7 +115,7 @@ class _Supervisor:
 
     def _attempt(self, processes: int, number: int) -> Attempt:
         """Starts workers, and returns when none of them nor anything they started is left."""
-        before, stop = _saved(self._folder), None
+        before, stop = self._saved(), None
         try:
             with running(
                 self._command, self._folder, self._config, self._lock, processes, self._terminal, self._forward
@@ -121,7 +131,7 @@ class _Supervisor:
             self._last = error.attempt
             self._event("exit", rank=error.rank, how=CANNOT_START, reason=error.reason)
             self._terminal.print(f"attempt {number} ended: {failure}")
-        return Attempt(processes, before, _saved(self._folder), failure is None, failure, stop)
+        return Attempt(processes, before, self._saved(), failure is None, failure, stop)
 
     def _watch(self, gang: Gang) -> _Seen:
         """Until all have ended, or one has failed or hangs and the others have had the time that is theirs."""
@@ -135,7 +145,7 @@ class _Supervisor:
                 if end.returned and deadline is None:
                     deadline = time.monotonic() + _patience_s(end.returned, launch.grace_s)
             seen.progress.look(read_heartbeats(self._folder))
-            stopping = all(end.returned in (0, RESUME) for end in seen.ends)  # the quickest may have ended already
+            stopping = all(end.returned in STOPPING for end in seen.ends)  # the quickest may have ended already
             if self._forward.received and seen.stop is None and stopping:
                 seen.stop = self._forward.received[0]
                 deadline = time.monotonic() + launch.grace_s
@@ -262,11 +272,6 @@ def _wait_until_quiet(output: Output, worker: subprocess.Popen[bytes]) -> None:
         if heard != first and now > changed + QUIET_S:
             return
         time.sleep(QUIET_S / 10)
-
-
-def _saved(folder: Path) -> int | None:
-    """The newest checkpointed step."""
-    return max(checkpoint_steps(folder), default=None)
 
 
 def _memory(beat: Beat | None, how: str) -> str:

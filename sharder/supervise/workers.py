@@ -23,7 +23,7 @@ from sharder.config import Config
 from sharder.parallel.environment import worker_environment
 from sharder.parallel.processes import membership
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PARENT_VARIABLE = "SHARDER_PARENT"
 SIGNALS_BEFORE_KILL = 3  # this many Ctrl-C mean it: a worker deep in a C++ call hears none of them
 GROUP_END_S = 10.0  # for killed processes to be gone; one inside a driver or a dead file system may never be
@@ -106,9 +106,8 @@ class Forward:
 
     def raise_if_stopped(self, code: int) -> None:
         """`code` is what the worker ended with."""
-        for stop in (signal.SIGINT, signal.SIGTERM):
-            if stop in self.received:
-                raise Interrupted(stop, code)
+        if self.received:
+            raise Interrupted(self.received[0], code)
 
     def _send(self, worker: subprocess.Popen[bytes], signal_number: int) -> None:
         insisted = self.received.count(signal.SIGINT) >= SIGNALS_BEFORE_KILL
@@ -122,7 +121,8 @@ def forwarding() -> Iterator[Forward]:
     if threading.current_thread() is not threading.main_thread():
         yield forward
         return
-    previous = {number: signal.signal(number, forward) for number in FORWARDED}
+    heard = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP]
+    previous = {number: signal.signal(number, forward) for number in heard}  # nohup's wish is respected
     try:
         yield forward
     finally:
@@ -139,7 +139,8 @@ def end_groups(workers: Sequence[subprocess.Popen[bytes]]) -> None:
         _kill(os.killpg, worker.pid)
     deadline = time.monotonic() + GROUP_END_S
     for worker in workers:
-        worker.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(max(0.0, deadline - time.monotonic()))
         while _kill(os.killpg, worker.pid):
             if time.monotonic() > deadline:
                 print(f"processes of group {worker.pid} do not end; they may still hold a device", file=sys.stderr)

@@ -49,8 +49,19 @@ def main(about: dict[str, Any], told: TextIO, notices: TextIO) -> None:
             run.log(row, step=rows + later, commit=True)
         rows += 1
     signal.alarm(FINISH_SECONDS)
+    _log_breakdown(run, folder / "profile")
     run.finish()
     write_atomically(folder / RECORDED, json.dumps({"rows": rows}) + "\n")
+
+
+def _log_breakdown(run: Any, folder: Path) -> None:
+    """The table and the figure of a profiled window, if there is one."""
+    import wandb
+
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        rows = json.loads((folder / "breakdown.json").read_text())["rows"]
+        table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        run.log({"breakdown": table, "breakdown_figure": wandb.Image(str(folder / "breakdown.png"))})
 
 
 def _start(about: dict[str, Any], notices: TextIO) -> Any:

@@ -13,7 +13,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
@@ -23,15 +23,14 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.options import MultiprocessingOptions
 
 from sharder.config import CheckpointConfig
-from sharder.errors import Fault, UserError
+from sharder.errors import Fault, Stopped, UserError
 from sharder.model.weight import Weights
-from sharder.run_folder import checkpoint_steps
+from sharder.run_folder import checkpoint_steps, sealed_steps
 from sharder.training.manifest import damage, seal, set_aside
 from sharder.training.state import TrainState
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1  # between two looks whether a save is committed
 CLOSE_S = 30.0  # for a save under way to end when something else went wrong: it may wait for a process that is gone
 NO_ROOM = ("RESOURCE_EXHAUSTED", "No space left", "quota")  # how a full disk is told of
 
@@ -89,52 +88,64 @@ class Checkpoints:
             multiprocessing_options=_together(),
         )
         self._manager = ocp.CheckpointManager(self.folder, options=options)
-        self._sealing: _Sealing | None = None  # process 0's
+        self._saving: _Saving | None = None
 
     def newest_whole(self) -> int | None:
-        """The newest step whose files are all as they were written. For process 0: what is damaged or unfinished is
-        named, and moved out of the way."""
-        for step in reversed(checkpoint_steps(self.folder.parent)):
+        """The newest step whose files are all as they were written; None when none was ever finished. For process 0:
+        what is damaged or unfinished is named, and moved out of the way, unless nothing whole would be left."""
+        steps = checkpoint_steps(self.folder.parent)
+        wrong: dict[int, str] = {}
+        for step in reversed(steps):
+            found = damage(self.folder / str(step))
+            if found is None:
+                break
+            wrong[step] = found
+        if len(wrong) == len(steps) and (sealed := set(sealed_steps(self.folder.parent))):
+            step = max(sealed)
+            raise UserError(
+                f"{self.folder}: none of its {len(steps)} checkpoints is whole (step {step}: {wrong[step]}); restore "
+                "one from a copy, or start anew with another run.id"
+            )
+        for step, found in wrong.items():
             path = self.folder / str(step)
-            wrong = damage(path)
-            if wrong is None:
-                return step
-            log.warning(f"checkpoint {path}: skipped, {wrong}; kept as {set_aside(path).name}")
-        return None
+            log.warning(f"checkpoint {path}: skipped, {found}; kept as {set_aside(path).name}")
+        return max((step for step in steps if step not in wrong), default=None)
 
     def look_again(self) -> None:
         """After `newest_whole` of process 0 moved something: every process forgets what is gone."""
         self._manager.reload()
 
     def save(self, state: TrainState, step: int, about: dict[str, Any]) -> None:
-        """Returns once the arrays are copied; writing goes on beside training, and then the manifest.
+        """Returns once the arrays are copied to the host; all else goes on beside training.
 
         One save at a time, so that this machine never holds more than one copy of its part of the state.
         """
         began = time.monotonic()
         self.wait()
-        waited = time.monotonic()
-        items = {name: ocp.args.StandardSave(tree) for name, tree in items_of(state).items()}
-        with self._told():
-            self._manager.save(step, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **items), force=True)
+        copied = time.monotonic()
+        items = jax.block_until_ready(jax.tree.map(_on_host, items_of(state)))
         self.saves, self.stalled_s = self.saves + 1, self.stalled_s + time.monotonic() - began
-        if jax.process_index() == 0:
-            self._sealing = _Sealing(self._manager, self.folder / str(step), waited)
+
+        def write() -> None:
+            arrays = {name: ocp.args.StandardSave(tree) for name, tree in items.items()}
+            self._manager.save(step, args=ocp.args.Composite(about=ocp.args.JsonSave(about), **arrays), force=True)
+            self._manager.wait_until_finished()
+            if jax.process_index() == 0:
+                seal(self.folder / str(step))
+
+        self._saving = _Saving(write, copied)
 
     def check(self) -> None:
         """Raises what went wrong with a save that goes on beside training, as soon as that is known."""
-        with self._told():
-            self._manager.check_for_errors()
-            if self._sealing is not None:
-                self._sealing.check()
+        if self._saving is not None and self._saving.ended:
+            self.wait()
 
     def wait(self) -> None:
         """Returns when the last save is on disk, and sealed."""
-        sealing, self._sealing = self._sealing, None
-        with self._told():
-            self._manager.wait_until_finished()
-            if sealing is not None:
-                self.saving_s += sealing.wait()
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            with self._told():
+                self.saving_s += saving.wait()
 
     def close(self) -> None:
         self.wait()
@@ -144,7 +155,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if kind is None:
+        if kind is None or issubclass(kind, Stopped):  # whoever stops has said that all is saved
             self.close()
             return
 
@@ -163,7 +174,7 @@ class Checkpoints:
             yield
         except (OSError, ValueError) as error:  # TensorStore's own failures to write are ValueErrors
             full = any(word in str(error) for word in NO_ROOM)
-            safe = max(checkpoint_steps(self.folder.parent), default=None)
+            safe = max(sealed_steps(self.folder.parent), default=None)
             raise Fault(
                 f"{self.folder}: {self._no_room() if full else f'saving failed ({first_line(error)})'}; "
                 f"{'no step is' if safe is None else f'step {safe} is'} saved; "
@@ -177,46 +188,46 @@ class Checkpoints:
 
     def check_room(self, bytes_each: int, steps: int) -> None:
         """Refuses at the start what would fail late: the disk must hold all that retention asks for, and one more."""
-        stored = len(self._manager.all_steps())
+        stored = len(checkpoint_steps(self.folder.parent))
         kept = self.config.keep + (steps // self.config.keep_every if self.config.keep_every else 0)
         wanted = max(0, min(kept, -(-steps // self.config.every_steps)) + 1 - stored)
         free = shutil.disk_usage(self.folder).free
         if wanted * bytes_each > free:
-            raise UserError(
+            # A run that is under way has fitted before: room may come back, and whoever watches over it tries again.
+            raise (Fault if stored else UserError)(
                 f"checkpoint.keep: {wanted} more checkpoints of {bytes_each / 1e9:.3g} GB need "
                 f"{wanted * bytes_each / 1e9:.3g} GB, {self.folder} has {free / 1e9:.3g} GB free; "
                 "keep fewer, set checkpoint.keep_every=null, or choose another run.root"
             )
 
 
-class _Sealing:
-    """Waits beside training for the rename that commits a step, and writes its manifest. When saving fails there is
-    no such rename, and nothing to seal."""
+class _Saving:
+    """One save, beside training. Seconds count from `began`."""
 
-    def __init__(self, manager: ocp.CheckpointManager, step: Path, began: float):
-        self._manager, self._step, self._began = manager, step, began
-        self._result: Future[float] = Future()
-        threading.Thread(target=self._run, name="seal", daemon=True).start()
+    def __init__(self, write: Callable[[], None], began: float):
+        self._write, self._began = write, began
+        self._seconds: Future[float] = Future()
+        threading.Thread(target=self._run, name="save", daemon=True).start()
 
-    def check(self) -> None:
-        if self._result.done():
-            self._result.result()
+    @property
+    def ended(self) -> bool:
+        return self._seconds.done()
 
     def wait(self) -> float:
-        """Seconds from the first copy to the manifest."""
-        return self._result.result()
+        """How long it took in all; raises what went wrong."""
+        return self._seconds.result()
 
     def _run(self) -> None:
         try:
-            while not self._step.is_dir():
-                if not self._manager.is_saving_in_progress():
-                    break
-                time.sleep(LOOK_S)
-            if self._step.is_dir():
-                seal(self._step)
-            self._result.set_result(time.monotonic() - self._began)
-        except Exception as error:
-            self._result.set_exception(error)
+            self._write()
+            self._seconds.set_result(time.monotonic() - self._began)
+        except BaseException as error:
+            self._seconds.set_exception(error)
+
+
+def _on_host(array: jax.Array) -> jax.Array:
+    """A copy in host memory, each device's part by itself: the next step overwrites the array."""
+    return jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
 
 
 def _together() -> MultiprocessingOptions:

@@ -55,6 +55,10 @@ class Spent:
         seconds = {what: self.of(what) + other.of(what) for what in {*self.seconds, *other.seconds}}
         return Spent(self.steps + other.steps, seconds, self.dispatch_s + other.dispatch_s)
 
+    def __sub__(self, earlier: Spent) -> Spent:
+        seconds = {what: time - earlier.of(what) for what, time in self.seconds.items()}
+        return Spent(self.steps - earlier.steps, seconds, self.dispatch_s - earlier.dispatch_s)
+
 
 @dataclass
 class Call:

@@ -123,7 +123,7 @@ class OneDevice:
         """The gradient of `look_up`'s rows, [A, b/A, T, D] -> [V, D/n] float32, summed over all devices."""
         rows = rows.astype(jnp.float32).swapaxes(0, 1).reshape(-1, *rows.shape[2:])  # [b, T, D]
         zero = jnp.zeros(table.shape, jnp.float32)
-        with jax.named_scope("embedding"):
+        with jax.named_scope("embedding"), jax.named_scope("table_gradient"):
             if not self._by_columns():
                 return self.collectives.sum_slices(zero.at[tokens].add(rows), None)
             everyones = self.collectives.swap_columns_for_rows(rows)  # [n, b, T, D/n]
@@ -150,13 +150,14 @@ class OneDevice:
     def norm(self, gradients: Weights) -> jax.Array:
         """Of the whole gradients: the squares of slices are summed over devices, those of whole weights count once."""
         sliced = whole = jnp.float32(0)
-        for path, gradient in gradients.items():
-            squares = jnp.square(gradient.astype(jnp.float32)).sum()
-            if self.layout[path].dim is None:
-                whole += squares
-            else:
-                sliced += squares
-        return jnp.sqrt(self.collectives.sum_scalars(sliced, (FSDP,)) + whole)
+        with jax.named_scope("gradient_norm"):
+            for path, gradient in gradients.items():
+                squares = jnp.square(gradient.astype(jnp.float32)).sum()
+                if self.layout[path].dim is None:
+                    whole += squares
+                else:
+                    sliced += squares
+            return jnp.sqrt(self.collectives.sum_scalars(sliced, (FSDP,)) + whole)
 
 
 def _by_path(ready: Callable[[str, jax.Array], jax.Array], stack: str, layer: nnx.State) -> nnx.State:

@@ -43,7 +43,8 @@ def inferred(losses: Losses, config: Config, execution: Execution, mesh: Mesh, l
         gradients = {path: gradients[path].astype(weight.dtype) for path, weight in trainable.items()}
         if mesh.size > 1 and config.layout.name == "auto":
             gradients = jax.lax.with_sharding_constraint(gradients, placements(gradients, layout, mesh))
-        return loss, gradients, optax.tree.norm(gradients)
+        with jax.named_scope("gradient_norm"):
+            return loss, gradients, optax.tree.norm(gradients)
 
     return gradients_of
 

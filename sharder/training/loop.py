@@ -35,6 +35,7 @@ from sharder.training.clock import DATA, PAUSE, Clock
 from sharder.training.evaluation import Evaluation
 from sharder.training.meaning import about, flat_config, meaning
 from sharder.training.meeting import Meeting
+from sharder.training.profiling import Profile
 from sharder.training.program import Program, make_program, on_devices
 from sharder.training.rates import Rates, make_rates
 from sharder.training.start import Start, starting_state
@@ -138,9 +139,13 @@ def _take_steps(
 
     with loader, open_ledger(config, folder, hosts.index) as ledger:
         under_way = UnderWay(program, folder, clock, tracker, rates, source.batches_per_epoch)
+        profile = Profile(program, rates, train_step, folder, first_step, clock)
         saved_step = first_step
         for step in range(first_step, steps):
             presence.phase("data wait", step)
+            if profile.begins(step):
+                under_way.finish(state)  # nothing of another step is in the window
+                profile.begin()
             if not loader.ready():  # nothing to dispatch: once the device is idle too, waiting is waiting
                 under_way.finish(state)
             batch = next_batch()
@@ -151,7 +156,7 @@ def _take_steps(
                 if step > saved_step:
                     presence.phase("save", step)
                     checkpoints.save(state, step, about(data, step))
-                    checkpoints.wait()
+                checkpoints.wait()
                 raise Stopped(f"stopped at step {step}, which is saved; the same run.id goes on from there: {folder}")
             presence.phase("step" if step > first_step else "first step", step)
             ledger.write(step, batch["example"])
@@ -164,12 +169,16 @@ def _take_steps(
                 _first_step_returns(metrics, config)
             under_way.finish(state)
             under_way.dispatched(step, metrics, placed_batch, batch["example"])
+            if profile.ends(step):
+                under_way.finish(state)
+                profile.end()
             if (step + 1) % config.checkpoint.every_steps == 0 or step + 1 == steps:
                 under_way.finish(state)
                 saved_step = step + 1
                 presence.phase("save", step + 1)
                 with clock.host(PAUSE):
                     checkpoints.save(state, step + 1, about(data, step + 1))
+        profile.report(state, placed_batch, tracker.message)
         presence.phase("save", steps)
         checkpoints.wait()  # the last save is on disk before anything is said of it
     said = verdict(clock.total.seconds, clock.total.steps, config.data.workers)

@@ -14,9 +14,9 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sharder.run_folder import write_atomically
+from sharder.errors import Fault
+from sharder.run_folder import MANIFEST, write_atomically
 
-MANIFEST = "manifest.json"
 CHUNK = 2**22  # bytes read at once
 THREADS = 4
 
@@ -27,27 +27,41 @@ def seal(step: Path) -> None:
 
 
 def damage(step: Path) -> str | None:
-    """What is wrong with the checkpoint in folder `step`; None when every file is as it was written."""
+    """What is wrong with the checkpoint in folder `step`; None when every file is as it was written.
+
+    A disk that cannot be read just now is no damage but a Fault.
+    """
     try:
-        files = json.loads((step / MANIFEST).read_text())["files"]
-        told = {name: (size, checksum) for name, (size, checksum) in files.items()}
+        return _damage(step)
+    except OSError as error:
+        raise Fault(
+            f"checkpoint {step}: {error.filename or step} cannot be read ({error.strerror}); try again"
+        ) from error
+
+
+def _damage(step: Path) -> str | None:
+    try:
+        text = (step / MANIFEST).read_text()
     except FileNotFoundError:
         return "it has no manifest.json: saving it was not finished"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"its manifest.json cannot be read ({error})"
     try:
-        sizes = {name: (step / name).stat().st_size for name in told}
-    except OSError as error:
-        return f"{os.path.relpath(str(error.filename), step)} is missing"
+        told = {str(name): (int(size), int(checksum)) for name, (size, checksum) in json.loads(text)["files"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"its manifest.json is not one ({error})"
+    if not told:
+        return "its manifest.json lists no file"
+    there = {str(path.relative_to(step)): path.stat().st_size for path in _files(step)}
     for name, (size, _) in told.items():
-        if sizes[name] != size:
-            return f"{name} has {sizes[name]:,} bytes, {size:,} were written"
+        if name not in there:
+            return f"{name} is missing"
+        if there[name] != size:
+            return f"{name} has {there[name]:,} bytes, {size:,} were written"
     try:
         found = _listing(step)
-    except OSError as error:
-        return f"{error.filename} cannot be read ({error.strerror})"
+    except FileNotFoundError as error:
+        return f"{os.path.relpath(str(error.filename), step)} is missing"
     for name, (_, checksum) in told.items():
-        if found[name][1] != checksum:
+        if name not in found or found[name][1] != checksum:
             return f"{name} is not what was written (its checksum differs)"
     return None
 
@@ -61,9 +75,13 @@ def set_aside(step: Path) -> Path:
 
 def _listing(step: Path) -> dict[str, list[int]]:
     """{path in the checkpoint: [bytes, crc32]}."""
-    files = sorted(path for path in step.rglob("*") if path.is_file() and path.name != MANIFEST)
+    files = _files(step)
     with ThreadPoolExecutor(THREADS) as pool:
         return {str(path.relative_to(step)): found for path, found in zip(files, pool.map(_read, files), strict=True)}
+
+
+def _files(step: Path) -> list[Path]:
+    return sorted(path for path in step.rglob("*") if path.is_file() and path.name != MANIFEST)
 
 
 def _read(path: Path) -> list[int]:

@@ -13,7 +13,7 @@ from sharder.config import Config
 from sharder.data.dataset import Dataset
 from sharder.errors import UserError
 from sharder.parallel.agreement import Hosts
-from sharder.run_folder import parse_resume
+from sharder.run_folder import checkpoint_steps, parse_resume
 from sharder.training.checkpoint import Checkpoints
 from sharder.training.meaning import check_meaning, meaning
 from sharder.training.pretrained import read_weights, warn_of_other_statistics
@@ -57,16 +57,16 @@ def starting_state(data: Dataset, checkpoints: Checkpoints, target: TrainState, 
 def _where(config: Config, checkpoints: Checkpoints) -> tuple[str, int] | None:
     """(folder of checkpoints, step) to resume from."""
     resume = parse_resume(config.resume)
-    own = checkpoints.folder, checkpoints.newest_whole()
-    if resume.folder is not None:
-        wanted = resume.checkpoint()
-        if wanted[0].resolve() == own[0] and wanted != own:
+    own, newest = checkpoints.folder, checkpoints.newest_whole()
+    if newest is not None:
+        of_own = resume.folder is not None and (resume.folder / "checkpoints").resolve() == own.resolve()
+        if of_own and resume.step not in (None, newest):
             raise UserError(
-                f"resume: found step {wanted[1]} of the run's own folder, which is at step {own[1]} already; allowed: "
-                "auto, or another run.id to branch off from there"
+                f"resume: found step {resume.step} of the run's own folder, which is at step {newest} already; "
+                "allowed: auto, or another run.id to branch off from there"
             )
-    if own[1] is not None:
-        return str(own[0]), own[1]
-    if resume.folder is None:
+        return str(own), newest
+    if resume.folder is None or not checkpoint_steps(resume.folder):
         return None
+    wanted = resume.checkpoint()
     return str(wanted[0]), whole_step(*wanted, chosen=resume.step is not None)

@@ -30,28 +30,33 @@ NOISE, TIME, AUGMENTATION = range(3)  # what a key is for
 
 def example_keys(seed: int, step: jax.Array, batch_size: int) -> jax.Array:
     """One key an example [B]: a function of (seed, step, position in the global batch) alone."""
-    step_key = jax.random.fold_in(jax.random.key(seed), step)
-    return jax.vmap(lambda position: jax.random.fold_in(step_key, position))(jnp.arange(batch_size))
+    with jax.named_scope("noise"):
+        step_key = jax.random.fold_in(jax.random.key(seed), step)
+        return jax.vmap(lambda position: jax.random.fold_in(step_key, position))(jnp.arange(batch_size))
 
 
 def purpose(keys: jax.Array, what: int) -> jax.Array:
-    return jax.vmap(lambda key: jax.random.fold_in(key, what))(keys)
+    with jax.named_scope("noise"):
+        return jax.vmap(lambda key: jax.random.fold_in(key, what))(keys)
 
 
 def draw_noise(keys: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """Standard normal [B, H, X] float32."""
-    return jax.vmap(lambda key: jax.random.normal(key, shape))(purpose(keys, NOISE))
+    with jax.named_scope("noise"):
+        return jax.vmap(lambda key: jax.random.normal(key, shape))(purpose(keys, NOISE))
 
 
 def draw_time(keys: jax.Array) -> jax.Array:
     """Flow times [B] in (0.001, 1): Beta(1.5, 1), more of them near the noise; by inverting its u ** (1 / 1.5)."""
-    uniform = jax.vmap(jax.random.uniform)(purpose(keys, TIME))
-    return uniform ** (1 / 1.5) * 0.999 + 0.001
+    with jax.named_scope("noise"):
+        uniform = jax.vmap(jax.random.uniform)(purpose(keys, TIME))
+        return uniform ** (1 / 1.5) * 0.999 + 0.001
 
 
 def to_unit(images: jax.Array) -> jax.Array:
     """uint8 -> float32 in [-1, 1]."""
-    return images.astype(jnp.float32) / 127.5 - 1.0
+    with jax.named_scope("augmentation"):
+        return images.astype(jnp.float32) / 127.5 - 1.0
 
 
 def observe(batch: Batch) -> Observation:
@@ -106,8 +111,8 @@ def make_train_step(
             if decay is not None:
                 ema = jax.tree.map(lambda old, new: decay * old + (1 - decay) * new, state.ema, trainable)
             after = TrainState(state.step + 1, trainable, state.frozen, optimizer_state, ema)
-        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-        metrics = {"loss": loss, "grad_norm": norm, "learning_rate": learning_rate(state.step), "finite": finite}
-        return unless_skipped(finite, after, state), metrics
+            finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+            metrics = {"loss": loss, "grad_norm": norm, "learning_rate": learning_rate(state.step), "finite": finite}
+            return unless_skipped(finite, after, state), metrics
 
     return train_step

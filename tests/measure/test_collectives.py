@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sharder.measure.collectives import Collective, Total, Work, by_kind, collectives
+from sharder.measure.collectives import Collective, Total, Work, by_kind, collectives, kind_of
 from sharder.measure.hlo import Loop, Shape, parse
 
 SCANNED_MLP = Path(__file__).parent / "scanned_mlp.py"
@@ -154,6 +154,33 @@ def test_totals_are_those_of_a_step(found: dict[str, Collective]) -> None:
         "all-gather": Total(18, gathered, 0.75 * gathered),
         "all-reduce": Total(18, reduced, 1.5 * reduced),
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ag-start", "all-gather"),
+        ("ag-done", "all-gather"),
+        ("ar-done", "all-reduce"),
+        ("rs-start", "reduce-scatter"),
+        ("rs-update", "reduce-scatter"),
+        ("rs-done", "reduce-scatter"),
+        ("rs", "reduce-scatter"),
+        ("moved", "collective-permute"),
+        ("y", None),
+        ("layers", None),
+    ],
+)
+def test_any_instruction_knows_what_kind_of_collective_it_serves(name: str, kind: str | None) -> None:
+    assert kind_of(parse(SCHEDULED), name) == kind
+
+
+@pytest.mark.parametrize("kind", ["collective-broadcast", "ragged-all-to-all"])
+def test_the_rarer_kinds_are_found_also_in_a_fusion(kind: str) -> None:
+    text = SCHEDULED.replace("dot(%p.0, %p.1), lhs_contracting_dims={1}, rhs_contracting_dims={0}", f"{kind}(%p.0)")
+    module = parse(text)
+    assert kind_of(module, "y") == kind
+    assert kind in {one.kind for one in collectives(module)}
 
 
 def test_a_start_without_a_done_is_an_error() -> None:

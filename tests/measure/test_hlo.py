@@ -170,6 +170,17 @@ ENTRY %e (q: f32[4]) -> f32[4] {
     assert callers == ["once", "either", "either", "r"]
 
 
+def test_an_instruction_is_found_wherever_it_stands() -> None:
+    module = parse(NESTED)
+    found = module.find("gemm_fusion")
+    assert found is module.computations["head_body"].by_name["gemm_fusion"]
+    assert module.home["gemm_fusion"].name == "head_body"
+    assert module.find("nowhere") is None
+    assert found is not None
+    assert found.sequences == {"calls": ("matmul_inside",)}
+    assert module.entry.by_name["total"].sequences == {}  # a reduction applies it to elements
+
+
 def test_a_loop_of_unknown_length_counts_once() -> None:
     text = NESTED.replace(', backend_config={"known_trip_count":{"n":"18"}}', "")
     module = parse(text)

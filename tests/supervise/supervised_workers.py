@@ -45,6 +45,7 @@ def saved():
     return max((int(entry.name) for entry in (folder / "checkpoints").glob("*")), default=0)
 def save(step):
     (folder / "checkpoints" / str(step)).mkdir(parents=True, exist_ok=True)
+    (folder / "checkpoints" / str(step) / "manifest.json").touch()
 def peer(other, holds):  # once the other's beat of this attempt says so
     def seen():
         beat = heartbeat.read_heartbeats(folder).get(other)

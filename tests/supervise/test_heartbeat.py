@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from test_workers import within
 
+from sharder.errors import Fault
 from sharder.supervise import heartbeat
 from sharder.supervise.heartbeat import PHASES, Beat, Heartbeat, memory_mb, read_heartbeats
 
@@ -77,11 +78,35 @@ def test_a_phase_that_nobody_knows_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_cannot_be_written_does_not_end_the_worker(tmp_path: Path) -> None:
-    (tmp_path / "heartbeats").write_text("in the way")
     with Heartbeat(tmp_path, 0, "a") as own:
+        (tmp_path / "heartbeats").rename(tmp_path / "away")
+        (tmp_path / "heartbeats").write_text("in the way")
         own.phase("step", 1)
         (tmp_path / "heartbeats").unlink()
         seen(tmp_path, lambda beat: beat.step == 1)
+
+
+def test_at_the_start_it_does_since_nobody_could_watch(tmp_path: Path) -> None:
+    (tmp_path / "heartbeats").write_text("in the way")
+    with (
+        pytest.raises(Fault, match=r"heartbeats/0.json: heartbeats cannot be written there \("),
+        Heartbeat(tmp_path, 0, "a"),
+    ):
+        pass
+
+
+def test_a_full_disk_is_no_hang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without room for a new file the old one is written over: it has always the same size."""
+    with Heartbeat(tmp_path, 0, "a") as own:
+
+        def full(path: Path, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+        size = (tmp_path / "heartbeats" / "0.json").stat().st_size
+        monkeypatch.setattr(Path, "write_text", full)
+        own.phase("step", 123_456)
+        seen(tmp_path, lambda beat: beat.step == 123_456)
+        assert (tmp_path / "heartbeats" / "0.json").stat().st_size == size
 
 
 def test_what_is_no_beat_is_not_read(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ import pytest
 from local_workers import log, run, started
 from test_workers import SECONDS
 
-from sharder.supervise import output
-
 pytestmark = pytest.mark.multiprocess
 
 
@@ -35,17 +33,6 @@ if rank == 1:
     assert seen.out == b"\rstep 1\rstep 2 \xff half a line"
     assert seen.err.strip(b"\n") == b"worker 1: error: with\ttab"
     assert "more" in log(tmp_path, 1)
-
-
-def test_an_error_does_not_start_behind_half_a_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    terminal = output.Terminal()
-    terminal.copy(b"a\nb")
-    terminal.print("error: one")
-    terminal.print("error: two")
-    seen = capfdbinary.readouterr()
-    assert (seen.out, seen.err) == (b"a\nb", b"\nerror: one\nerror: two\n")
 
 
 def test_what_worker_0_says_is_seen_when_it_says_it(tmp_path: Path) -> None:

@@ -232,6 +232,7 @@ os.abort()
 def test_a_complete_run_is_not_started_again_unless_it_is_made_longer(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Said
 ) -> None:
+    saved(tmp_path, 9)
     mark_complete(tmp_path, 9)
     assert run(monkeypatch, "sys.exit(5)", tmp_path) == 0
     assert story(tmp_path) == []
@@ -239,8 +240,19 @@ def test_a_complete_run_is_not_started_again_unless_it_is_made_longer(
 
     longer = of()
     longer.train.steps = 12
-    assert run(monkeypatch, "mark_complete(folder, 12)\nos.abort()", tmp_path, longer) == 0
+    assert run(monkeypatch, "save(12)\nmark_complete(folder, 12)\nos.abort()", tmp_path, longer) == 0
     assert story(tmp_path) == ["start", "complete"]
+
+
+def test_a_marker_without_its_checkpoint_is_not_believed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mark_complete(tmp_path, 9)
+    assert run(monkeypatch, "complete()", tmp_path) == 0
+    assert story(tmp_path) == ["start", "complete"]
+
+
+def saved(folder: Path, step: int) -> None:
+    (folder / "checkpoints" / str(step)).mkdir(parents=True)
+    (folder / "checkpoints" / str(step) / "manifest.json").touch()
 
 
 LISTENING = """
@@ -313,12 +325,16 @@ def test_one_that_saved_is_enough_to_go_on(tmp_path: Path) -> None:
     assert command.returncode == 75
 
 
-@pytest.mark.parametrize(("before", "code"), [("", 130), ("save(3)\n", 75)])
-def test_workers_that_did_not_listen_yet(tmp_path: Path, before: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("before", "number", "code"),
+    [("", signal.SIGTERM, 75), ("", signal.SIGINT, 130), ("save(3)\n", signal.SIGINT, 75)],
+)
+def test_workers_that_did_not_listen_yet(tmp_path: Path, before: str, number: signal.Signals, code: int) -> None:
+    """Whoever sends SIGTERM means to start it again; after Ctrl-C that is so where something was saved."""
     script = before + "tell(f'up-{rank}')\ntime.sleep(600)"
     with started(script, tmp_path) as command:
         within(lambda: up(tmp_path))
-        command.send_signal(signal.SIGTERM)
+        command.send_signal(number)
         command.communicate(timeout=SECONDS)
     assert command.returncode == code
     assert story(tmp_path) == ["start", "stop"]

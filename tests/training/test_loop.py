@@ -2,14 +2,16 @@
 
 import json
 import signal
+import time
 
 import numpy as np
 import pytest
 from micro import assert_same_state, micro_config, target
 
 from sharder.data.dataset import open_dataset
-from sharder.errors import Stopped, UserError
+from sharder.errors import Fault, Stopped, UserError
 from sharder.parallel.agreement import Hosts
+from sharder.run_folder import sealed_steps
 from sharder.supervise.presence import Presence
 from sharder.tracking.metrics import read_metrics
 from sharder.training.loop import train
@@ -93,6 +95,17 @@ def test_a_disk_too_small_for_the_checkpoints_is_refused_at_the_start(tmp_path, 
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
+def test_a_disk_that_filled_up_meanwhile_is_worth_another_try(tmp_path, monkeypatch):
+    """A run that goes on has fitted before: a Fault, so that whoever watches over it tries again."""
+    import shutil
+
+    run(tmp_path, "run", train={"steps": 3})
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr("sharder.training.checkpoint.shutil.disk_usage", lambda path: full)
+    with pytest.raises(Fault, match=r"checkpoint\.keep: 1 more checkpoints of .* GB free"):
+        run(tmp_path, "run", train={"steps": 5})
+
+
 def test_evaluation_is_logged_before_and_after_training(tmp_path, capsys):
     _, folder = run(
         tmp_path, "run", train={"steps": 2}, evaluation__at_start=True, evaluation__at_end=True,
@@ -151,6 +164,50 @@ def test_a_damaged_checkpoint_is_skipped_by_name_and_the_next_save_happens(tmp_p
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["4", "4.damaged-1", "6"]
     _, straight = run(tmp_path, "straight", train={"steps": 6}, checkpoint__every_steps=2)
     assert_same_state(saved(config, straight, 6), saved(config, folder, 6))
+
+
+def test_when_no_checkpoint_is_whole_nothing_is_moved_and_nothing_begins_anew(tmp_path):
+    _, folder = run(tmp_path, "run", train={"steps": 4}, checkpoint__every_steps=2)
+    for step in (2, 4):
+        array = max((folder / f"checkpoints/{step}/trainable").rglob("*"), key=lambda path: path.stat().st_size)
+        array.write_bytes(b"")
+    with pytest.raises(UserError, match=r"none of its 2 checkpoints is whole \(step 4: .*another run.id"):
+        run(tmp_path, "run", train={"steps": 6})
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["2", "4"]
+
+
+@pytest.mark.parametrize("sealing", ["slow", "failing"])
+def test_stopping_right_after_a_save_waits_for_it(tmp_path, monkeypatch, sealing):
+    """There is nothing more to save then; what is told to be saved has to be."""
+    from sharder.training import checkpoint
+
+    seal = checkpoint.seal
+
+    def slow(step):
+        time.sleep(1.0)
+        if sealing == "failing":
+            raise OSError(28, "No space left on device")
+        seal(step)
+
+    monkeypatch.setattr(checkpoint, "seal", slow)
+
+    class Asked(Presence):
+        def phase(self, name, step=None):
+            super().phase(name, step)
+            if (name, step) == ("data wait", 4):
+                self.request_stop(signal.SIGTERM)
+
+    config = micro_config(tmp_path, steps=8)
+    config.checkpoint.every_steps = 4
+    folder = tmp_path / "stopped"
+    folder.mkdir()
+    with pytest.raises((Stopped, Fault)) as ended:
+        train(open_dataset(config), folder, Hosts(), Asked())
+    if sealing == "slow":
+        assert ended.type is Stopped
+        assert sealed_steps(folder) == [4]
+    else:
+        assert "no step is saved" in str(ended.value)
 
 
 def test_a_request_to_stop_saves_where_the_run_is_and_goes_on_from_there(tmp_path):

@@ -1,0 +1,130 @@
+"""A plan in a page: GB = 10^9 bytes; all of it compiled, none of it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sharder.config import Config
+from sharder.predict.alternatives import Alternative
+from sharder.predict.batch_search import Tried
+from sharder.predict.communication import Total
+from sharder.predict.memory import FRACTION, Memory
+from sharder.predict.plan import Plan
+from sharder.predict.sizes import in_words, unit_of
+from sharder.predict.traffic import Moved, Traffic
+from sharder.table import Table
+
+WORTH_A_LINE = 1e-4  # of all payload: smaller totals are in plan.json alone
+
+
+def tables(plan: Plan, alternatives: Sequence[Alternative], tried: Sequence[Tried]) -> Iterator[Table]:
+    yield Table(heading(plan))
+    yield memory_table(plan)
+    if plan.traffic is not None and plan.traffic.moved:
+        yield traffic_table(plan.traffic, plan.totals)
+    if tried:
+        yield tried_table(plan, tried)
+    if alternatives:
+        yield alternatives_table(plan, alternatives)
+
+
+def choices_line(config: Config) -> str:
+    mesh, train = config.mesh, config.train
+    return (
+        f"{config.model.name}, mesh {mesh.batch} x {mesh.fsdp}, batch {train.batch_size} in {train.accumulation}, "
+        f"layout={config.layout.name} remat={config.remat.name} attn={config.attn.name}, weights "
+        f"{config.model.weight_dtype}, {'no average' if config.optimizer.ema_decay is None else 'with average'}"
+    )
+
+
+def heading(plan: Plan) -> str:
+    chosen, hardware = plan.choices, plan.hardware
+    parts = f" in {chosen.accumulation} microbatches" if chosen.accumulation > 1 else ""
+    lines = {
+        "planned for": f"{hardware.devices} x {hardware.device_kind} of {hardware.hosts} "
+        f"{'host' if hardware.hosts == 1 else 'hosts'}; compiled with jax {plan.jax_version}, nothing was run",
+        "run": f"{chosen.model}, batch {chosen.batch_size}{parts}, {len(chosen.cameras)} cameras; mesh batch "
+        f"{chosen.mesh[0]} x fsdp {chosen.mesh[1]}, layout={chosen.layout} remat={chosen.remat} attn={chosen.attn}",
+        "memory": verdict(plan.memory),
+        "a save": f"{in_words(plan.saving.host_bytes)} of a host's memory, {in_words(plan.saving.disk_bytes)} on disk; "
+        f"{plan.saving.kept} at once at most, {in_words(plan.saving.kept * plan.saving.disk_bytes)}",
+    }
+    if plan.memory.held_whole:
+        lines["held whole"] = f"by every device: {', '.join(plan.memory.held_whole)}"
+    if plan.traffic is not None:
+        lines["traffic"] = plan.traffic.said
+    return "\n".join(f"{name:<12}{text}" for name, text in lines.items())
+
+
+def verdict(memory: Memory) -> str:
+    limit, total = memory.limit_bytes, memory.total_bytes
+    of = f"{in_words(limit)} a device, {memory.share:.0%} of {in_words(memory.hbm_bytes)} ({memory.share_source})"
+    if memory.refused is not None:
+        return f"does not fit in {of}: the compiler says {memory.refused}"
+    if memory.fits:
+        return f"fits: {in_words(total)} of {of}"
+    text = f"does not fit: {in_words(total)}, {in_words(total - limit)} more than {of}"
+    fraction = memory.fits_with_fraction
+    return text if fraction is None else f"{text}; it would with {FRACTION}={fraction}"
+
+
+def memory_table(plan: Plan) -> Table:
+    memory = plan.memory
+    unit = unit_of(memory.total_bytes)
+    rows = [
+        (part.kind, unit.text(part.bytes), f"{part.bytes / memory.limit_bytes:.1%}", part.source)
+        for part in memory.parts
+    ]
+    total = "all that is placed" if memory.refused is not None else "total"
+    rows.append((total, unit.text(memory.total_bytes), f"{memory.total_bytes / memory.limit_bytes:.1%}", ""))
+    head = ("memory of one device, at its peak", unit.name, "of the limit", "from")
+    return Table("", head, rows, head[1:3])
+
+
+def traffic_table(traffic: Traffic, totals: Sequence[Total]) -> Table:
+    unit = unit_of(traffic.payload_bytes)
+    rows = []
+    for total in totals:
+        if total.payload_bytes < WORTH_A_LINE * traffic.payload_bytes:
+            continue
+        beside = [one for one in traffic.moved if (one.kind, one.tensor) == (total.kind, total.tensor)]
+        numbers = (unit.text(total.payload_bytes), unit.text(total.sent_bytes), str(total.count))
+        rows.append((total.kind, total.tensor, *numbers, f"{total.hidden_share:.0%}", _with_matmuls(beside)))
+    head = ("collective", "of", f"payload {unit.name}", f"sent {unit.name} a device", "times", "async", "with a matmul")
+    rows.append(("sum", "", unit.text(traffic.payload_bytes), unit.text(traffic.sent_bytes), "", "", ""))
+    return Table("", head, rows, head[2:])
+
+
+def _with_matmuls(moved: Sequence[Moved]) -> str:
+    """Of the payload, what has a matrix product beside it."""
+    payload = sum(one.payload_bytes for one in moved)
+    beside = sum(one.payload_bytes for one in moved if one.is_async and one.matmuls_between)
+    return f"{beside / payload:.0%}"
+
+
+def tried_table(plan: Plan, tried: Sequence[Tried]) -> Table:
+    unit = unit_of(plan.memory.limit_bytes)
+    largest = max((one.batch_size for one in tried if one.fits), default=None)
+    title = "no batch fits" if largest is None else f"the largest batch that fits is {largest}: the plan above"
+    rows = []
+    for one in sorted(tried, key=lambda one: one.batch_size):
+        is_refused = not one.fits and one.bytes <= plan.memory.limit_bytes  # by the compiler: its need is not known
+        rows.append((str(one.batch_size), "refused" if is_refused else unit.text(one.bytes), _yes(one.fits)))
+    head = ("train.batch_size", f"{unit.name} a device", "fits")
+    return Table(f"\n{title} (limit {in_words(plan.memory.limit_bytes)}; each compiled)", head, rows, head[:2])
+
+
+def alternatives_table(plan: Plan, alternatives: Sequence[Alternative]) -> Table:
+    unit = unit_of(plan.memory.limit_bytes)
+    rows = []
+    for one in alternatives:
+        found = _yes(one.fits) if one.plan is not None else "no: not even what is placed"
+        rows.append((one.change, unit.text(one.least_bytes), found, one.about))
+    fitting = [one.change for one in alternatives if one.fits]
+    title = f"it fits with {fitting[0]}" if fitting else "none of these changes makes it fit"
+    head = ("change", f"{unit.name} a device", "fits", "what it costs")
+    return Table(f"\n{title} (limit {in_words(plan.memory.limit_bytes)}; each compiled)", head, rows, head[1:2])
+
+
+def _yes(fits: bool) -> str:
+    return "yes" if fits else "no"

@@ -1,0 +1,97 @@
+"""The plan command: the run as it is, the changes that make it fit or the largest batch, a page and plan.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from sharder.config import Config
+from sharder.predict import page
+from sharder.predict.alternatives import Alternative, alternatives, with_values
+from sharder.predict.batch_search import Tried, largest_that_fits
+from sharder.predict.inputs import Inputs
+from sharder.predict.memory import limit_bytes
+from sharder.predict.plan import Plan, make_plan, placed_bytes
+from sharder.run_folder import write_atomically
+from sharder.table import print_table
+from sharder.validation import AT_MOST
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Planned:
+    plan: Plan  # of the run as it is, or with search=batch of the largest that fits
+    alternatives: tuple[Alternative, ...]  # compiled because it does not fit
+    tried: tuple[Tried, ...]  # batches, with search=batch
+
+
+def write_plan(inputs: Inputs, folder: Path, console: Console | None = None) -> None:
+    """Prints the page and writes <folder>/plan.json, which has every collective."""
+    console = console or Console()
+    if inputs.said is not None:
+        log.info(inputs.said)
+    planned = planned_for(inputs.config, inputs.cameras)
+    write_atomically(folder / "plan.json", json.dumps(as_json(planned), indent=1) + "\n")
+    for table in page.tables(planned.plan, planned.alternatives, planned.tried):
+        print_table(table, console)
+
+
+def planned_for(config: Config, cameras: tuple[str, ...]) -> Planned:
+    def plan(config: Config) -> Plan:
+        log.info(f"compiling: {page.choices_line(config)}")
+        return make_plan(config, cameras)
+
+    if config.plan.search == "batch":
+        return _largest_batch(config, plan)
+    as_it_is = plan(config)
+    found: list[Alternative] = []
+    if not as_it_is.fits and config.plan.alternatives:
+        found += alternatives(
+            config, limit_bytes(config.hardware), plan, lambda changed: placed_bytes(changed, cameras)
+        )
+    return Planned(as_it_is, tuple(found), ())
+
+
+def _largest_batch(config: Config, plan: Callable[[Config], Plan]) -> Planned:
+    plans: dict[int, Plan] = {}
+
+    def tried(batch_size: int) -> Tried:
+        plans[batch_size] = made = plan(with_values(config, {"train.batch_size": batch_size}))
+        return Tried(batch_size, made.memory.total_bytes, made.fits)
+
+    unit, most = config.mesh.size * config.train.accumulation, int(AT_MOST["train.batch_size"])
+    largest, seen = largest_that_fits(tried, config.train.batch_size, unit, most, limit_bytes(config.hardware))
+    return Planned(plans[(largest or seen[-1]).batch_size], (), tuple(seen))
+
+
+def as_json(planned: Planned) -> dict[str, Any]:
+    """As the dataclasses are, with what follows from them beside."""
+    return {
+        "plan": _plan_json(planned.plan),
+        "alternatives": [
+            {
+                "change": one.change,
+                "about": one.about,
+                "fits": one.fits,
+                "least_bytes": one.least_bytes,
+                "plan": None if one.plan is None else _plan_json(one.plan),
+            }
+            for one in planned.alternatives
+        ],
+        "tried": [dataclasses.asdict(one) for one in planned.tried],
+    }
+
+
+def _plan_json(plan: Plan) -> dict[str, Any]:
+    written = dataclasses.asdict(plan)
+    memory = plan.memory
+    written["memory"] |= {"limit_bytes": memory.limit_bytes, "fits": memory.fits}
+    return written

@@ -1,0 +1,136 @@
+"""Plans of a micro pi0, compiled for devices that are not here."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sharder.predict import memory
+from sharder.predict.available import PLUGINS
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(
+        not any(importlib.util.find_spec(plugin) for plugin in PLUGINS),
+        reason="needs the compiler for GPUs: pip install 'sharder[plan]'",
+    ),
+]
+MICRO = ("model=pi0_micro", "layout.min_shard_bytes=512", "data=lerobot", "data.root=/nowhere")
+STATE = (memory.WEIGHTS, memory.MOMENTS, memory.AVERAGE)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.delenv(memory.FRACTION, raising=False)
+
+
+def planned(*typed: str) -> tuple[dict[str, Any], str]:
+    """(plan.json, the page)."""
+    argv = [sys.executable, "-m", "sharder.plan", *MICRO, *typed, "run.id=x"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    return json.loads(Path("outputs/plan/x/plan.json").read_text()), done.stdout
+
+
+def parts_of(plan: dict[str, Any]) -> dict[str, int]:
+    return {part["kind"]: part["bytes"] for part in plan["memory"]["parts"]}
+
+
+def test_a_run_on_four_h100s() -> None:
+    written, text = planned("mesh=fsdp4", "hardware.count=4", "train.batch_size=4")
+    plan = written["plan"]
+    parts, needs = parts_of(plan), plan["memory"]
+    assert plan["hardware"] | {"peak_source": ""} == {
+        **{"kind": "h100", "device_kind": "NVIDIA H100 80GB HBM3", "devices": 4, "hosts": 1},
+        **{"peak_flops_per_s": 494.7e12, "peak_source": ""},
+    }
+
+    # The kinds add up, and what is not told apart is little and a row of its own.
+    assert sum(parts.values()) == needs["total_bytes"]
+    assert memory.PADDING not in parts  # what is placed is what goes in, to the byte
+    assert 0 <= parts[memory.GAPS] < 0.1 * needs["total_bytes"]
+    assert all(parts[kind] > 0 for kind in (*STATE, memory.BATCH, memory.ACTIVATIONS, memory.WORKSPACE))
+    assert needs["fits"] and needs["limit_bytes"] == int(0.75 * 84978434048)
+
+    # Layout gather gathers weights and scatters gradients; no activation travels.
+    moved = plan["traffic"]["moved"]
+    assert {one["kind"] for one in moved if one["tensor"] == "layer weights"} == {"all-gather"}
+    assert not [one for one in moved if one["tensor"] == "activations"]
+    assert sum(one["payload_bytes"] for one in moved) == plan["traffic"]["payload_bytes"]
+    assert all(one["times"] >= 1 and one["group_size"] == 4 and not one["between_hosts"] for one in moved)
+
+    assert "fits: " in text and "planned for 4 x NVIDIA H100 80GB HBM3 of 1 host" in text
+    assert "data.root=/nowhere is not here; cameras: base_0_rgb, left_wrist_0_rgb, right_wrist_0_rgb" in text
+
+
+@pytest.mark.slow
+def test_the_state_of_a_device_shrinks_with_the_devices_and_a_plan_is_the_same_twice() -> None:
+    one, _ = planned("mesh=single", "train.batch_size=4")
+    four, _ = planned("mesh=fsdp4", "train.batch_size=4")
+    again, _ = planned("mesh=fsdp4", "train.batch_size=4")
+    assert four == again
+    whole, part = parts_of(one["plan"]), parts_of(four["plan"])
+    for kind in STATE:
+        assert 0.25 <= part[kind] / whole[kind] < 0.35, kind  # biases and norms are held whole
+    assert four["plan"]["saving"] == one["plan"]["saving"]  # one host writes all of it either way
+    assert one["plan"]["saving"]["disk_bytes"] == sum(whole[kind] for kind in STATE)
+    assert one["plan"]["traffic"]["moved"] == []
+
+
+@pytest.mark.slow
+def test_the_largest_batch_of_a_small_device_is_found_by_compiling() -> None:
+    written, text = planned("mesh=fsdp4", "train.batch_size=16", "plan.search=batch", "hardware.hbm_bytes=8000000")
+    tried = {one["batch_size"]: one for one in written["tried"]}
+    largest = max(batch for batch, one in tried.items() if one["fits"])
+    assert largest >= 4 and not tried[largest + 4]["fits"]
+    assert all(one["fits"] == (one["bytes"] <= 6_000_000) for one in tried.values())
+    assert written["plan"]["choices"]["batch_size"] == largest
+    assert f"the largest batch that fits is {largest}" in text
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_comes_with_a_change_whose_own_plan_does() -> None:
+    written, text = planned("mesh=fsdp4", "train.batch_size=64", "remat=none", "hardware.hbm_bytes=9500000")
+    assert not written["plan"]["memory"]["fits"] and "does not fit" in text
+    fitting = [one for one in written["alternatives"] if one["fits"]]
+    assert 1 <= len(fitting) <= 3
+    for one in fitting:
+        needs = one["plan"]["memory"]
+        assert needs["total_bytes"] <= needs["limit_bytes"] == int(0.75 * 9500000)
+        assert sum(parts_of(one["plan"]).values()) == needs["total_bytes"]
+    assert f"it fits with {fitting[0]['change']}" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [8, 32])
+def test_many_hosts_of_eight(hosts: int) -> None:
+    """Weights are gathered inside a host; between hosts each device sums its slices of the gradients."""
+    devices = 8 * hosts
+    mesh = (f"mesh.batch={hosts}", "mesh.fsdp=8", f"hardware.count={devices}", f"hardware.hosts={hosts}")
+    written, _ = planned(*mesh, f"train.batch_size={devices}", "layout.min_shard_bytes=256")
+    plan = written["plan"]
+    assert (plan["hardware"]["devices"], plan["hardware"]["hosts"]) == (devices, hosts)
+    gathered = [one for one in plan["traffic"]["moved"] if one["tensor"] == "layer weights"]
+    assert gathered and all(one["group_size"] == 8 and not one["between_hosts"] for one in gathered)
+    assert any(one["between_hosts"] and one["tensor"] == "gradients" for one in plan["traffic"]["moved"])
+    # A host holds its slices once for all, and the first one writes them.
+    assert plan["saving"]["host_bytes"] == plan["saving"]["disk_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="needs libtpu: pip install 'sharder[tpu]'")
+def test_a_slice_of_sixteen_tpus() -> None:
+    mesh = ("mesh.batch=2", "mesh.fsdp=8", "hardware.count=16")
+    written, _ = planned("hardware=tpu_v5e", *mesh, "train.batch_size=16", "layout.min_shard_bytes=256")
+    plan = written["plan"]
+    assert (plan["hardware"]["device_kind"], plan["hardware"]["devices"]) == ("TPU v5 lite", 16)
+    assert plan["hardware"]["hosts"] == 4
+    assert plan["memory"]["fits"] and plan["memory"]["limit_bytes"] == 16911433728
+    assert sum(parts_of(plan).values()) == plan["memory"]["total_bytes"]
