@@ -12,7 +12,7 @@ from sharder.errors import UserError
 from sharder.inspect.arrays import Array, read_arrays
 from sharder.inspect.attempts import read_attempts
 from sharder.inspect.checkpoints import Checkpoint, read_checkpoints, read_leftovers
-from sharder.inspect.table import Table
+from sharder.table import Table
 from sharder.run_folder import (
     ABOUT,
     CONFIG,

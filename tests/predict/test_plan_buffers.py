@@ -27,8 +27,8 @@ RANGES = """HloLiveRange (max 10):
     param.1{}:0-9
     fusion.1{}:1-4
     while.1{2}:2-8
-    gemm.1{}:5-7
-    gemm.1{0}:5-7
+    gemm.1{}:5-6
+    gemm.1{0}:5-6
     gemm.1{1}:5-5
     start.1{1,0}:6-9
     add.1{}:3-3

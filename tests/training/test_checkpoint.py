@@ -131,7 +131,7 @@ def test_a_manifest_that_cannot_be_written_is_told_of(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path / "checkpoints", config.checkpoint)
     checkpoints.save(initial_state(config), 1, {})
     with pytest.raises(
-        Fault, match=r"no room to save, .* GB are free; step 1 is saved; free some and run the same run.id"
+        Fault, match=r"no room to save, .* GB are free; no step is saved; free some and run the same run.id"
     ):
         checkpoints.wait()
     assert checkpoints.newest_whole() is None  # it is not sealed
