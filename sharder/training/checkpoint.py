@@ -118,7 +118,8 @@ class Checkpoints:
     def save(self, state: TrainState, step: int, about: dict[str, Any]) -> None:
         """Returns once the arrays are copied to the host; all else goes on beside training.
 
-        One save at a time, so that this machine never holds more than one copy of its part of the state.
+        One save at a time, so that a machine never holds more than two copies of its part of the state: this one, and
+        what Orbax has taken from it to write.
         """
         began = time.monotonic()
         self.wait()
