@@ -15,8 +15,8 @@ from rich.console import Console
 from sharder.errors import EXIT_USER_ERROR, INTERRUPTED, UserError
 from sharder.inspect.checkpoints import bytes_on_disk
 from sharder.inspect.listing import check_run, human_bytes, listing
-from sharder.table import print_table
 from sharder.run_folder import Resume, parse_resume
+from sharder.table import print_table
 
 USAGE = """Lists a run and its checkpoints, from the files alone: no device, no jax, whatever mesh wrote them.
 

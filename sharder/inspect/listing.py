@@ -12,7 +12,6 @@ from sharder.errors import UserError
 from sharder.inspect.arrays import Array, read_arrays
 from sharder.inspect.attempts import read_attempts
 from sharder.inspect.checkpoints import Checkpoint, read_checkpoints, read_leftovers
-from sharder.table import Table
 from sharder.run_folder import (
     ABOUT,
     CONFIG,
@@ -23,6 +22,7 @@ from sharder.run_folder import (
     load_config,
     saved_config,
 )
+from sharder.table import Table
 
 VERIFIED = "the size and checksum of each file were held against its step's manifest.json"
 ATTEMPTS_SHOWN = 20  # the newest

@@ -81,8 +81,7 @@ class Checkpoints:
         except OSError as error:
             raise Fault(f"{self.folder}: checkpoints cannot be kept there ({error.strerror}); mend it") from error
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=config.keep,
-            keep_period=config.keep_every,
+            max_to_keep=None,  # see _prune
             cleanup_tmp_directories=True,
             create=False,
             multiprocessing_options=_together(),
@@ -133,8 +132,16 @@ class Checkpoints:
             self._manager.wait_until_finished()
             if jax.process_index() == 0:
                 seal(self.folder / str(step))
+                self._prune()
 
         self._saving = _Saving(write, copied)
+
+    def _prune(self) -> None:
+        """Only what is older than enough others that were saved to their end: an unfinished one replaces nothing."""
+        old = sealed_steps(self.folder.parent)[: -self.config.keep]
+        for step in old:
+            if not (self.config.keep_every and step % self.config.keep_every == 0):
+                shutil.rmtree(self.folder / str(step))
 
     def check(self) -> None:
         """Raises what went wrong with a save that goes on beside training, as soon as that is known."""

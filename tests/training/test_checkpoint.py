@@ -137,6 +137,29 @@ def test_a_manifest_that_cannot_be_written_is_told_of(tmp_path, monkeypatch):
     assert checkpoints.newest_whole() is None  # it is not sealed
 
 
+def test_nothing_older_goes_before_the_newest_is_sealed(tmp_path, monkeypatch):
+    """Killed between the arrays and the seal, with the one before it damaged meanwhile: there is a third."""
+    from sharder.training import checkpoint
+
+    config, folder = micro_config(tmp_path), tmp_path / "checkpoints"
+    config.checkpoint.keep, config.checkpoint.keep_every = 2, 4
+    checkpoints = Checkpoints(folder, config.checkpoint)
+    state = initial_state(config)
+
+    def steps():
+        return sorted(int(path.name) for path in folder.iterdir())
+
+    for step in range(1, 7):
+        checkpoints.save(state, step, {})
+    checkpoints.wait()
+    assert steps() == [4, 5, 6]  # 4 is kept for good
+    monkeypatch.setattr(checkpoint, "seal", lambda step: os.truncate(folder / "6" / "about" / "metadata", 1))
+    checkpoints.save(state, 7, {})
+    checkpoints.wait()
+    assert steps() == [4, 5, 6, 7]
+    assert checkpoints.newest_whole() == 5
+
+
 def test_how_long_training_stood_still_is_added_up(tmp_path):
     config = micro_config(tmp_path)
     with Checkpoints(tmp_path / "checkpoints", config.checkpoint) as checkpoints:
