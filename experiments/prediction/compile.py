@@ -3,8 +3,10 @@
 python experiments/prediction/compile.py --hlo FOLDER [NAME ...]     compiles what FOLDER has not; no NAME: all of them
 
 As that system is described: its layout (weights on their largest axis, all else left to XLA), bfloat16 weights, every
-layer recomputed, a call of the vision encoder for each camera, no optimizer but where a point says so. Each compiles in
-a process of its own, about two minutes and 1.3 GB, and leaves <NAME>.hlo.gz.
+layer recomputed, a call of the vision encoder for each camera, no optimizer but where a point says so. What enters and
+leaves a layer is split by example there: so it gathers the activations of every MLP, and the weights of attention. Left
+alone with our model, XLA splits it by channel. Each compiles in a process of its own, about a minute and 1.3 GB, and
+leaves <NAME>.hlo.gz.
 """
 
 from __future__ import annotations
@@ -74,9 +76,7 @@ def main() -> None:
             path.write_bytes(gzip.compress(compiled_text(variant).encode(), 6))
         else:
             command = [sys.executable, __file__, "--here", "--hlo", str(arguments.hlo), variant.name]
-            subprocess.run(
-                command, env={**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}, check=True
-            )
+            subprocess.run(command, env={**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}, check=True)
             print(variant.name, flush=True)
 
 
@@ -99,6 +99,7 @@ def compiled_text(variant: Variant) -> str:
     program = program_for(config_of(variant), "h100")
     config = program.config
     with_cameras_apart()
+    with_layers_split_by_example(program.mesh)
     options = {**WITHOUT_A_GPU, **(TUNED if variant.tuned else {})}
     if variant.adamw:
         text = program.compile(more=options).as_text()
@@ -141,6 +142,28 @@ def with_cameras_apart() -> None:
             return Prefix(jnp.concatenate(parts, axis=1), jnp.concatenate(valid, axis=1))
 
     Pi0.embed_prefix = embed_prefix  # type: ignore[method-assign]
+
+
+def with_layers_split_by_example(mesh: Any) -> None:
+    """From here on this process's layers pass each other what belongs to a device's own examples, whole."""
+    import jax
+
+    from sharder.model.execution import Execution
+    from sharder.parallel.mesh import batch_split
+
+    scan_layers = Execution.scan_layers
+
+    def scan_split(self: Execution, stack: str, layers: Any, step: Any, carry: Any, per_layer: Any = None) -> Any:
+        def split(tree: Any) -> Any:
+            return jax.lax.with_sharding_constraint(tree, batch_split(mesh))
+
+        def split_step(layer: Any, carry: Any, part: Any) -> Any:
+            carry, output = step(layer, split(carry), part)
+            return split(carry), output
+
+        return scan_layers(self, stack, layers, split_step, carry, per_layer)
+
+    Execution.scan_layers = scan_split  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
