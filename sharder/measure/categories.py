@@ -93,7 +93,7 @@ def place_of(op_name: str, instruction: str = "") -> Place:
     """`instruction`: its name."""
     scopes = scopes_of(op_name)
     category, part = SCOPES[scopes[-1]] if scopes else (OTHER, UNSCOPED)
-    if "vision" in scopes and category != COLLECTIVES:
+    if "vision" in scopes and category not in (COLLECTIVES, ACTION_HEAD):  # XLA joins paths of what it merges
         category, part = VISION, part if category == VISION else category
     return Place(
         category, part, _pass_of(op_name, instruction, category, BACKWARD_SCOPES.intersection(_words(op_name)))
