@@ -8,14 +8,13 @@ import os
 import signal
 
 from sharder.errors import RESUME
-
-HEARD = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # Ctrl-C has Python's own
+from sharder.stop_signals import heard
 
 
 def _leave(number: int, frame: object) -> None:
     os._exit(RESUME)
 
 
-for _number in HEARD:
-    if _number != signal.SIGHUP or signal.getsignal(_number) != signal.SIG_IGN:  # nohup's wish is respected
+for _number in heard():
+    if _number != signal.SIGINT:  # Ctrl-C has Python's own
         signal.signal(_number, _leave)

@@ -11,7 +11,7 @@ import sharder
 
 ROOT = Path(sharder.__file__).parent
 LEVELS = [
-    {"config", "errors", "validation"},
+    {"config", "errors", "validation", "stop_signals"},
     {"model", "data", "parallel", "measure", "run_folder", "provenance", "table", "early"},
     {"training", "predict", "tracking", "supervise"},
     {"compose", "overrides", "usage", "conf", "worker", "train", "evaluate", "plan", "report", "convert", "inspect"},
@@ -32,6 +32,7 @@ WITHOUT_JAX = [
     "overrides",
     "run_folder",
     "early",
+    "stop_signals",
     "usage",
     "table",
     "train",

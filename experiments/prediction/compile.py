@@ -16,6 +16,7 @@ import gzip
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,23 +126,12 @@ def compiled_text(variant: Variant) -> str:
 
 def with_cameras_apart() -> None:
     """From here on this process's models see the cameras one after the other, as the published system does."""
-    import jax
-    import jax.numpy as jnp
+    from sharder.model.pi0 import CAMERAS, Observation, Pi0
 
-    from sharder.model.pi0 import CAMERAS, Observation, Pi0, Prefix
+    def embed_cameras(self: Pi0, observation: Observation) -> Iterator[tuple[str, Any]]:
+        return ((camera, self.vision(observation.images[camera], self.execution)) for camera in CAMERAS)
 
-    def embed_prefix(self: Pi0, observation: Observation) -> Prefix:
-        parts, valid = [], []
-        for camera in CAMERAS:
-            part = self.vision(observation.images[camera], self.execution)
-            parts.append(part)
-            valid.append(jnp.broadcast_to(observation.image_masks[camera][:, None], part.shape[:2]))
-        parts.append(self.gemma.embed(observation.tokens, self.execution).astype(self.compute_dtype))
-        valid.append(observation.token_mask)
-        with jax.named_scope("embedding"):
-            return Prefix(jnp.concatenate(parts, axis=1), jnp.concatenate(valid, axis=1))
-
-    Pi0.embed_prefix = embed_prefix  # type: ignore[method-assign]
+    Pi0.embed_cameras = embed_cameras  # type: ignore[method-assign]
 
 
 def with_layers_split_by_example(mesh: Any) -> None:

@@ -11,6 +11,7 @@ The observation, drawn once (a camera the robot lacks is simply not there: equal
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
@@ -84,17 +85,21 @@ class Pi0(nnx.Module):
 
     def embed_prefix(self, observation: Observation) -> Prefix:
         """All cameras in one vision pass, then the prompt."""
-        cameras = [camera for camera in CAMERAS if camera in observation.images]
         parts, valid = [], []
-        if cameras:
-            tokens = self.vision(jnp.concatenate([observation.images[c] for c in cameras]), self.execution)
-            for camera, part in zip(cameras, jnp.split(tokens, len(cameras)), strict=True):
-                parts.append(part)
-                valid.append(jnp.broadcast_to(observation.image_masks[camera][:, None], part.shape[:2]))
+        for camera, part in self.embed_cameras(observation):
+            parts.append(part)
+            valid.append(jnp.broadcast_to(observation.image_masks[camera][:, None], part.shape[:2]))
         parts.append(self.gemma.embed(observation.tokens, self.execution).astype(self.compute_dtype))
         valid.append(observation.token_mask)
         with jax.named_scope("embedding"):
             return Prefix(jnp.concatenate(parts, axis=1), jnp.concatenate(valid, axis=1))
+
+    def embed_cameras(self, observation: Observation) -> Iterator[tuple[str, jax.Array]]:
+        """Each camera that is there, and its tokens."""
+        cameras = [camera for camera in CAMERAS if camera in observation.images]
+        if cameras:
+            tokens = self.vision(jnp.concatenate([observation.images[c] for c in cameras]), self.execution)
+            yield from zip(cameras, jnp.split(tokens, len(cameras)), strict=True)
 
     def embed_suffix(self, state: jax.Array, noisy_actions: jax.Array, time_B: jax.Array) -> Suffix:
         """In float32: these layers are small, and the flow time needs the digits."""

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from sharder.config import HardwareConfig
 from sharder.measure.categories import Place, collective_place
-from sharder.measure.flops import parameters, step_flops, tokens
 from sharder.measure.hlo import Module
 from sharder.measure.mfu import hfu, machine, mfu, mfu_6nd
 from sharder.measure.places import Places
@@ -26,6 +25,7 @@ from sharder.predict.ring import links
 from sharder.predict.roofline import Roofline, device
 from sharder.predict.schedule import CONTENTION, Run, Schedule, schedule
 from sharder.training.program import Program
+from sharder.training.rates import make_rates
 
 ARITHMETIC, MEMORY, GAPS = "arithmetic", "memory", "launch gaps"
 EXPOSED, SLOWED = "exposed collectives", "slowed by collectives"
@@ -102,11 +102,8 @@ def timing(
     assumed = assumptions or Assumptions()
     found = scheduled(module, hardware, assumed)
     parts, step_s, config = parts_of(found), found.step_s, program.config
-    cameras, batch_size = len(program.batch["images"]), config.train.batch_size
     on = machine(hardware.device_kind or hardware.kind, module.device_count, config.model.compute_dtype)
-    state = program.state
-    flops = step_flops(config.model, state.trainable, state.frozen, batch_size, cameras, config.remat.name)
-    six = mfu_6nd(parameters(state.trainable, state.frozen), tokens(config.model, batch_size, cameras), step_s, on)
+    rates = make_rates(program, on)
     moving = [run for run in found.runs if run.collective is not None]
     spent = spending(found, module)
     return Timing(
@@ -119,10 +116,10 @@ def timing(
         step_ms=1e3 * step_s,
         parts=tuple(Share(name, 1e3 * seconds, seconds / step_s) for name, seconds in parts.items()),
         bound_by=bound_by(parts),
-        examples_per_s=batch_size / step_s,
-        mfu=mfu(flops, step_s, on).value,
-        mfu_6nd=six.value,
-        hfu=hfu(flops, step_s, on).value,
+        examples_per_s=rates.batch_size / step_s,
+        mfu=mfu(rates.flops, step_s, on).value,
+        mfu_6nd=mfu_6nd(rates.parameters, rates.tokens, step_s, on).value,
+        hfu=hfu(rates.flops, step_s, on).value,
         kernels=sum(run.times for run in found.runs if run.kernel is not None),
         collectives_alone_ms=1e3 * sum(run.times * run.transfer_s for run in moving),
         collectives_exposed_ms=1e3 * sum(run.times * run.exposed_s for run in moving),

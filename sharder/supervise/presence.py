@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable
 
 from sharder.errors import INTERRUPTED, RESUME
+from sharder.stop_signals import STOP_SIGNALS, heard
 from sharder.supervise.heartbeat import Heartbeat
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 AT_ONCE = ("start", "restore", "compile", "evaluate", "end")  # phases that lose nothing when they are cut off
 
 
@@ -58,17 +58,15 @@ class Presence:
         faulthandler.register(signal.SIGQUIT, all_threads=True)
         hears, says = os.pipe()
         os.set_blocking(says, False)
-        for number in SIGNALS:
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup
+        for number in heard():
             signal.signal(number, lambda number, frame: None)  # the pipe has it already
         signal.set_wakeup_fd(says, warn_on_full_buffer=False)
         threading.Thread(target=self._hear, args=(hears,), name="signals", daemon=True).start()
 
     def _hear(self, pipe: int) -> None:
-        while heard := os.read(pipe, 64):
-            for number in heard:
-                if number in SIGNALS:
+        while numbers := os.read(pipe, 64):
+            for number in numbers:
+                if number in STOP_SIGNALS:
                     self.request_stop(number)
 
     def _code(self, number: int) -> int:

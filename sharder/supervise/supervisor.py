@@ -22,12 +22,13 @@ from typing import Any
 from sharder.config import Config
 from sharder.errors import CRASHED, EXIT_USER_ERROR, INTERRUPTED, RESUME
 from sharder.run_folder import completed_step, sealed_steps
+from sharder.stop_signals import STOP_SIGNALS
 from sharder.supervise.budget import CANNOT_START, STOPPED, STUCK, Attempt, Complete, Failure, Relaunch, Stop, decide
 from sharder.supervise.gang import GRACE_S, CannotStart, End, Gang, first_failure, running
 from sharder.supervise.heartbeat import Beat, read_heartbeats
 from sharder.supervise.output import Output, Terminal
 from sharder.supervise.progress import Progress, Standing, limit_name
-from sharder.supervise.workers import FORWARDED, Forward, Interrupted, exit_code, forwarding
+from sharder.supervise.workers import Forward, Interrupted, exit_code, forwarding
 
 EVENTS = "supervisor.jsonl"
 LOOK_S = 0.5  # between two looks at the heartbeats
@@ -35,7 +36,7 @@ STACKS_S, QUIET_S = 5.0, 0.5  # for stacks to be written: at most so long, and u
 KILLED_S = 1.0
 NEAR_LIMIT = 0.1  # share of the memory that a worker has or could have
 KILLED = "killed"
-STOPPING = (0, RESUME, INTERRUPTED, *(-number for number in FORWARDED))  # how workers end that are told to stop
+STOPPING = (0, RESUME, INTERRUPTED, *(-number for number in STOP_SIGNALS))  # how workers end that are told to stop
 AFTERMATH = (0, EXIT_USER_ERROR, RESUME, -signal.SIGABRT)  # how workers end because another one did
 
 
@@ -199,7 +200,7 @@ class _Supervisor:
         return failure
 
     def _code(self, seen: _Seen, first: End) -> int:
-        if seen.stop is not None and first.returned in [-number for number in FORWARDED]:
+        if seen.stop is not None and first.returned in [-number for number in STOP_SIGNALS]:
             return self._resumable  # it had not come so far as to listen
         return exit_code(first.returned)
 

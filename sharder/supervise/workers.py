@@ -20,16 +20,17 @@ from pathlib import Path
 from types import FrameType
 
 from sharder.config import Config
+from sharder.errors import RESUME
 from sharder.parallel.environment import worker_environment
 from sharder.parallel.processes import membership
+from sharder.stop_signals import heard
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 PARENT_VARIABLE = "SHARDER_PARENT"
 SIGNALS_BEFORE_KILL = 3  # this many Ctrl-C mean it: a worker deep in a C++ call hears none of them
 GROUP_END_S = 10.0  # for killed processes to be gone; one inside a driver or a dead file system may never be
 PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal a process gets when its parent ends
 PR_SET_CHILD_SUBREAPER = 36  # the same: orphans below this process become its children
-ORPHANED = 75  # exit code of a worker whose parent is gone
+ORPHANED = RESUME  # exit code of a worker whose parent is gone
 
 
 class Interrupted(SystemExit):
@@ -121,8 +122,7 @@ def forwarding() -> Iterator[Forward]:
     if threading.current_thread() is not threading.main_thread():
         yield forward
         return
-    heard = [number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP]
-    previous = {number: signal.signal(number, forward) for number in heard}  # nohup's wish is respected
+    previous = {number: signal.signal(number, forward) for number in heard()}
     try:
         yield forward
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -44,7 +44,9 @@ class Rates:
     def basis(self) -> dict[str, Any]:
         """What the figures rest on, for the run's folder: numerators, denominators, dtype and formulas."""
         peak = self.machine.peak
-        one = {figure.name: figure for figure in self._figures(1.0, checked=False)}
+        unknown = replace(self.machine, peak=None)  # nothing is impossible there: the time stands for none
+        one = {figure.name: figure for figure in (mfu(self.flops, 1.0, unknown), hfu(self.flops, 1.0, unknown))}
+        one["mfu_6nd"] = mfu_6nd(self.parameters, self.tokens, 1.0, unknown)
         return {
             "device_kind": self.machine.device_kind,
             "devices": self.machine.devices,
@@ -55,12 +57,8 @@ class Rates:
             "tokens_per_step": self.tokens,
         } | {name: {"flop_per_step": figure.flops, "formula": figure.formula} for name, figure in one.items()}
 
-    def _figures(self, step_s: float, checked: bool = True) -> list[Utilization]:
+    def _figures(self, step_s: float) -> list[Utilization]:
         """An impossible share is told of once and left out: a wrong table is no reason to end a run."""
-        nd = mfu_6nd(self.parameters, self.tokens, step_s, self.machine)
-        if not checked:
-            unknown = Machine(self.machine.device_kind, self.machine.devices, self.machine.dtype, None)
-            return [figure(self.flops, step_s, unknown) for figure in (mfu, hfu)] + [nd]
         figures = []
         counted: list[Callable[[Flops, float, Machine], Utilization]] = [mfu, hfu]
         for figure in counted:
@@ -71,10 +69,11 @@ class Rates:
                 if name not in self._told:
                     self._told.add(name)
                     log.error(f"{error}; {name} is left out")
-        return [*figures, nd]
+        return [*figures, mfu_6nd(self.parameters, self.tokens, step_s, self.machine)]
 
 
-def make_rates(program: Program) -> Rates:
+def make_rates(program: Program, on: Machine | None = None) -> Rates:
+    """`on` None: the devices of the program's mesh."""
     config, devices = program.config, program.mesh.devices
     cameras = len(program.batch["images"])
     state, size = program.state, config.train.batch_size
@@ -84,7 +83,7 @@ def make_rates(program: Program) -> Rates:
         parameters=parameters(state.trainable, state.frozen),
         tokens=tokens(config.model, size, cameras),
         flops=flops,
-        machine=machine(devices.flat[0].device_kind, devices.size, config.model.compute_dtype),
+        machine=on or machine(devices.flat[0].device_kind, devices.size, config.model.compute_dtype),
     )
 
 

@@ -1,9 +1,5 @@
 """How the time of a window is divided: against values found by hand, by what must add up, and on this machine's CPU."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +15,6 @@ from sharder.measure.timeline import DeviceTime, OpTime, clipped, is_collective,
 from sharder.measure.trace import Trace, newest_trace_file, read_trace, span
 from sharder.measure.xspace import MISSING, Names
 
-TRACED_PROGRAMS = Path(__file__).parent / "traced_programs.py"
 STEPS, MATMULS = 3, 8  # of traced_programs.py
 
 
@@ -284,16 +279,6 @@ def test_an_event_in_two_parts_is_the_same_time(
 
 
 # This machine
-
-
-@pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    folder = tmp_path_factory.mktemp("traces")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    command = [sys.executable, str(TRACED_PROGRAMS), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("program, device_count", [("looped", 1), ("summed", 2)])

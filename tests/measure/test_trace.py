@@ -1,10 +1,6 @@
 """What is read from a profiler's file: every event with its times and stats, the ops of every device, and what is wrong
 with a file that misses something."""
 
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +18,6 @@ from sharder.measure.executions import Device, innermost
 from sharder.measure.trace import Trace, newest_trace_file, read_trace, span, steps
 from sharder.measure.xspace import MISSING, XSpace, read_xspace
 
-TRACED_PROGRAMS = Path(__file__).parent / "traced_programs.py"
 STEPS, MATMULS = 3, 8  # of traced_programs.py
 TEXTS, NUMBERS = ("hlo_op", "hlo_module"), ("run_id", "device_ordinal", "_p")
 
@@ -396,13 +391,8 @@ def test_windows_and_steps_come_from_the_host(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("traces")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    command = [sys.executable, str(TRACED_PROGRAMS), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    return {name: newest_trace_file(Path(one["folder"])) for name, one in json.loads(done.stdout).items()}
+def traces(traced: dict[str, dict]) -> dict[str, Path]:
+    return {name: newest_trace_file(Path(one["folder"])) for name, one in traced.items()}
 
 
 # jaxlib 0.12 makes its types in a way that Python 3.12 warns of; as an error the warning would abort the process.

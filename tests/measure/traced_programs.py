@@ -1,4 +1,4 @@
-"""Run by test_trace.py: profiles two small programs on two simulated devices of the CPU, and prints what it knows of
+"""Run for the tests of traces: profiles two small programs on two simulated CPU devices, and prints what it knows of
 them: for each the folder of the trace and the time of its steps, in ns.
 
     python traced_programs.py FOLDER

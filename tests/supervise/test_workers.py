@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sharder.config import Config
+from sharder.stop_signals import STOP_SIGNALS
 from sharder.supervise import workers
 
 pytestmark = pytest.mark.multiprocess
@@ -77,6 +78,7 @@ COMMAND = """
 import os, sys
 from pathlib import Path
 from sharder.config import Config
+from sharder.stop_signals import STOP_SIGNALS
 from sharder.supervise import workers
 workers.worker_command = lambda command, folder: [sys.executable, "-c", {worker!r}, command, str(folder)]
 folder = Path(sys.argv[1])
@@ -170,15 +172,16 @@ def test_nothing_a_worker_started_outlives_it(monkeypatch: pytest.MonkeyPatch, t
 
 
 def test_handlers_are_put_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = [signal.getsignal(number) for number in workers.FORWARDED]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     run(monkeypatch, "", tmp_path)
-    assert [signal.getsignal(number) for number in workers.FORWARDED] == before
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def test_a_stopped_sweep_starts_no_further_point(tmp_path: Path) -> None:
     script = f"""
 import functools, sys
 from sharder.compose import main
+from sharder.stop_signals import STOP_SIGNALS
 from sharder.supervise import workers
 workers.worker_command = lambda command, folder: [sys.executable, "-c", {LISTENING!r}, command, str(folder)]
 sys.exit(main("train", functools.partial(workers.run_inline, "train")))
