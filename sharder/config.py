@@ -105,7 +105,7 @@ class CamerasConfig:
 
 @dataclass
 class DataConfig:
-    kind: str = "planar_arm"  # planar_arm | lerobot
+    kind: str = "planar_arm"  # planar_arm | lerobot | fixed
     root: str | None = None  # folder of the LeRobot set; planar_arm: null = the user's cache folder
     cameras: CamerasConfig = field(default_factory=CamerasConfig)
     state: str = "observation.state"
@@ -141,6 +141,7 @@ class OptimizerConfig:
     weight_decay: float = 1e-10
     clip_norm: float = 1.0
     ema_decay: float | None = 0.99  # null: no EMA
+    updates: bool = True  # False: a step computes gradients and keeps them, no weight moves; for measuring
 
 
 @dataclass
@@ -163,6 +164,22 @@ class LayoutConfig:
 
 
 @dataclass
+class OverlapConfig:
+    """What XLA is told about running collectives beside other work."""
+
+    name: str = "default"  # default | published
+    flags: list[str] = field(default_factory=list)  # name=value, as in XLA_FLAGS without the dashes
+
+
+@dataclass
+class WorkConfig:
+    """Work that a step can be spared without another result: all of it, but to compare with systems that do it."""
+
+    name: str = "least"  # least | published
+    cameras_together: bool = True  # one pass of the vision encoder for all cameras
+
+
+@dataclass
 class HardwareConfig:
     """The numbers of a device are for plan; a run reads none of them off a device that is there."""
 
@@ -182,7 +199,11 @@ class HardwareConfig:
 class PlanConfig:
     """What `python -m sharder.plan` does beside planning the run as it is."""
 
-    search: str = "none"  # none | batch: the largest batch that fits
+    search: str = "none"  # none | batch: the largest batch that fits | fastest: of what the lists below combine to
+    remats: list[str] = field(default_factory=lambda: ["none", "dots", "dots_no_batch", "full"])
+    layouts: list[str] = field(default_factory=lambda: ["gather", "auto"])
+    batch_sizes: list[int] = field(default_factory=list)  # empty: train.batch_size
+    accumulations: list[int] = field(default_factory=list)  # empty: train.accumulation
     alternatives: bool = True  # what does not fit: look for the first changes that make it fit
 
 
@@ -272,6 +293,8 @@ class Config:
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     attn: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("naive"))
     remat: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("none"))
+    overlap: OverlapConfig = field(default_factory=OverlapConfig)
+    work: WorkConfig = field(default_factory=WorkConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

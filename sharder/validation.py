@@ -7,7 +7,7 @@ key may have; the options of the config groups of the same name are the same wor
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ CHOICES = {
     "model.variant": ("pi0", "pi05"),
     "model.weight_dtype": ("float32", "bfloat16"),
     "model.compute_dtype": ("float32", "bfloat16"),
-    "data.kind": ("planar_arm", "lerobot"),
+    "data.kind": ("planar_arm", "lerobot", "fixed"),
     "data.normalization": ("auto", "mean_std", "quantiles", "none"),
     "hardware.kind": ("auto", "cpu", "h100", "h200", "a100", "tpu_v5e"),
-    "plan.search": ("none", "batch"),
+    "plan.search": ("none", "batch", "fastest"),
     "tracking.mode": ("offline", "online", "off"),
     "layout.name": ("gather", "auto", "published"),
     "layout.reduction": ("auto", "fixed_order", "transport"),
+    "overlap.name": ("default", "published"),
+    "work.name": ("least", "published"),
     "attn.name": ("naive", "xla", "flash"),
     "remat.name": ("none", "dots", "dots_no_batch", "full"),
     "train.on_nonfinite": ("stop", "skip"),
@@ -91,6 +93,7 @@ def validate(config: Config) -> None:
     _validate_data(config)
     _validate_training(config)
     _validate_devices(config)
+    _validate_plan(config)
 
 
 def _validate_run(config: Config) -> None:
@@ -166,6 +169,14 @@ def _validate_data(config: Config) -> None:
             raise UserError(f"data.augment.geometric_except: found {camera!r}, allowed: {', '.join(cameras)}")
 
 
+def _validate_plan(config: Config) -> None:
+    for key, words in (("remats", CHOICES["remat.name"]), ("layouts", CHOICES["layout.name"])):
+        allowed = f"a list of some of {', '.join(words)}"
+        _require(config, f"plan.{key}", partial(_are_some_of, words), allowed)
+    for key in ("batch_sizes", "accumulations"):
+        _require(config, f"plan.{key}", lambda value: all(number >= 1 for number in value), "a list of numbers from 1")
+
+
 def _validate_training(config: Config) -> None:
     optimizer = config.optimizer
     for key in ("optimizer.b1", "optimizer.b2", "optimizer.ema_decay"):
@@ -234,6 +245,10 @@ def _require(config: Config, key: str, holds: Callable[[Any], bool], allowed: st
         value = getattr(value, name)
     if not holds(value):
         raise UserError(f"{key}: found {value!r}, allowed: {allowed}; {fix or f'set {key}=...'}")
+
+
+def _are_some_of(allowed: Collection[str], words: Collection[str]) -> bool:
+    return bool(words) and set(words) <= set(allowed)
 
 
 def _is_folder_name(text: str) -> bool:

@@ -76,7 +76,12 @@ REFUSED = [
     ({"hardware__count": 1, "mesh__fsdp": 2}, "hardware.count", "found 1", "1 x 2 = 2"),
     ({"hardware__hbm_bytes": 0}, "hardware.hbm_bytes", "found 0", "above 0, or null"),
     ({"hardware__memory_share": 75.0}, "hardware.memory_share", "found 75.0", "at most 1"),
-    ({"plan__search": "fastest"}, "plan.search", "found 'fastest'", "one of none, batch"),
+    ({"plan__search": "best"}, "plan.search", "found 'best'", "one of none, batch, fastest"),
+    ({"plan__remats": ["dot"]}, "plan.remats", "found .'dot'.", "some of none, dots, dots_no_batch, full"),
+    ({"plan__layouts": []}, "plan.layouts", "found ..", "some of gather, auto, published"),
+    ({"plan__batch_sizes": [8, 0]}, "plan.batch_sizes", "found .8, 0.", "numbers from 1"),
+    ({"work__name": "most"}, "work.name", "found 'most'", "least, published"),
+    ({"overlap__name": "all"}, "overlap.name", "found 'all'", "default, published"),
     ({"mesh__batch": 2, "hardware__hosts": 3}, "hardware.hosts", "found 3", "a divisor"),
     ({"launch__processes": 2}, "launch.processes", "found 2", "launch=inline: 1"),
     ({"launch__name": "local", "launch__processes": 3, "mesh__fsdp": 4}, "launch.processes", "found 3", "a divisor"),
@@ -112,6 +117,8 @@ CHECKED_OTHERWISE = {
         "checkpoint.keep_every",
         "hardware.count",
         "hardware.memory_share",
+        "plan.batch_sizes",
+        "plan.accumulations",
     ),
 }
 

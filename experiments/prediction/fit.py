@@ -78,12 +78,12 @@ def compared(folder: Path, row: Row) -> Row:
     """`default`: with nothing hidden, as those points were run; `tuned`: as the compiler scheduled it."""
     assumed = Assumptions(overlap=row["schedule"] == "tuned")
     found = scheduled(module(folder, row["program"]), hardware(LINK_LATENCY_S), assumed)
-    measured, predicted = float(row["step_ms"]), 1e3 * found.step_s
+    measured, predicted = float(row["step_ms"]), round(1e3 * found.step_s, 1)
     parts = parts_of(found)
     return {
         **{key: row[key] for key in ("table", "gpus", "batch_size", "attn", "optimizer", "schedule")},
         "measured_ms": measured,
-        "predicted_ms": round(predicted, 1),
+        "predicted_ms": predicted,
         "error": round(predicted / measured - 1, 4),
         "fitted": row["program"] in FITTED,
         **{f"{column}_ms": round(1e3 * parts[part], 1) for column, part in COLUMNS.items()},

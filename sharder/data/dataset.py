@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sharder.config import Config, ModelConfig
+from sharder.data.fixed import FixedRecording, fixed_recording
 from sharder.data.lerobot import Recording, open_recording
 from sharder.data.norm_stats import normalization_of
 from sharder.data.normalize import Normalization, report, resolve_mode
@@ -27,7 +28,7 @@ TOKENS_STEP = 8  # a prompt budget taken from the data is a multiple of this
 @dataclass(frozen=True)
 class Dataset:
     config: Config  # with what the data decides filled in: model.action_dim and model.prompt_tokens
-    recording: Recording
+    recording: Recording | FixedRecording
     normalization: Normalization
     transform: ExampleTransform
 
@@ -54,17 +55,23 @@ def root_of(config: Config) -> Path:
     return Path(data.root)
 
 
-def open_dataset(config: Config, normalization: Normalization | None = None) -> Dataset:
-    """Opens the recording, reads or computes its normalization (unless given), and checks every prompt."""
-    data, root = config.data, root_of(config)
-    recording = open_recording(
-        root,
+def recording_of(config: Config) -> Recording | FixedRecording:
+    data = config.data
+    if data.kind == "fixed":
+        return fixed_recording(config)
+    return open_recording(
+        root_of(config),
         cameras=data.cameras.chosen(),
         state=data.state,
         action=data.action,
         episodes=data.episodes,
         decoders=data.decoders,
     )
+
+
+def open_dataset(config: Config, normalization: Normalization | None = None) -> Dataset:
+    """Opens the recording, reads or computes its normalization (unless given), and checks every prompt."""
+    data, recording = config.data, recording_of(config)
     mode = resolve_mode(data.normalization, config.model.variant)
     if normalization is None:
         normalization = normalization_of(recording, data.normalization_file, mode)
@@ -75,7 +82,9 @@ def open_dataset(config: Config, normalization: Normalization | None = None) -> 
     return Dataset(dataclasses.replace(config, model=model), recording, normalization, transform)
 
 
-def _fit(config: Config, recording: Recording, normalization: Normalization) -> tuple[ModelConfig, ExampleTransform]:
+def _fit(
+    config: Config, recording: Recording | FixedRecording, normalization: Normalization
+) -> tuple[ModelConfig, ExampleTransform]:
     """The model's sizes that were left to the data (0), filled in, and the transform to them."""
     tokenizer = make_tokenizer(config.data.tokenizer)
     dims = config.model.action_dim or max(recording.state_dim, recording.action_dim)
@@ -87,7 +96,7 @@ def _fit(config: Config, recording: Recording, normalization: Normalization) -> 
     return model, ExampleTransform(model, config.data, normalization, tokenizer)
 
 
-def _tell_cameras(recording: Recording, config: Config) -> None:
+def _tell_cameras(recording: Recording | FixedRecording, config: Config) -> None:
     used = ", ".join(f"{camera} <- {key}" for camera, key in recording.cameras.items())
     absent = [camera for camera in vars(config.data.cameras) if camera not in recording.cameras]
     rest = f"; absent: {', '.join(absent)} (not run: the same result as masking them, and free)" if absent else ""

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from sharder.config import Config
 from sharder.model.attention import IMPLEMENTATIONS, Attention, ablated
 from sharder.model.weight import LayerHook, RowHook
 
@@ -40,12 +41,19 @@ def rows_as_held(table_VD: jax.Array, rows: jax.Array) -> jax.Array:
     return jnp.take(table_VD, rows, axis=0)
 
 
+def as_placed(carry: Any) -> Any:
+    """The carry hook of what layers pass on, where XLA or a device's own program says where it lies."""
+    return carry
+
+
 @dataclass(frozen=True)
 class Execution:
     attention: str = "naive"
     remat: str = "none"
+    cameras_together: bool = True  # in one pass of the vision encoder
     layer_hook: LayerHook = as_held
     take_rows: RowHook = rows_as_held
+    carry_hook: Callable[[Any], Any] = as_placed  # of a tree of arrays [B, ...]
 
     @property
     def attend(self) -> Attention:
@@ -63,9 +71,15 @@ class Execution:
 
         def body(carry: Any, scanned: Any) -> tuple[Any, Any]:
             number, layer_weights, part = scanned
-            return step(nnx.merge(graph, self.layer_hook(stack, number, layer_weights)), carry, part)
+            layer = nnx.merge(graph, self.layer_hook(stack, number, layer_weights))
+            carry, output = step(layer, self.carry_hook(carry), part)
+            return self.carry_hook(carry), output
 
         if self.remat != "none" or self.layer_hook is not as_held:
             body = jax.checkpoint(body, policy=POLICIES[self.remat], prevent_cse=False)
         with jax.named_scope("layers"):
             return jax.lax.scan(body, carry, (jnp.arange(depth), weights, per_layer))
+
+
+def make_execution(config: Config) -> Execution:
+    return Execution(config.attn.name, config.remat.name, config.work.cameras_together)

@@ -84,7 +84,7 @@ class Pi0(nnx.Module):
         return self.config.variant == "pi05"
 
     def embed_prefix(self, observation: Observation) -> Prefix:
-        """All cameras in one vision pass, then the prompt."""
+        """The cameras, then the prompt."""
         parts, valid = [], []
         for camera, part in self.embed_cameras(observation):
             parts.append(part)
@@ -95,11 +95,16 @@ class Pi0(nnx.Module):
             return Prefix(jnp.concatenate(parts, axis=1), jnp.concatenate(valid, axis=1))
 
     def embed_cameras(self, observation: Observation) -> Iterator[tuple[str, jax.Array]]:
-        """Each camera that is there, and its tokens."""
+        """Each camera that is there, and its tokens [B, T, D]: of one vision pass, in which an example's images lie
+        side by side, so that examples can be split over devices; or of a pass each."""
         cameras = [camera for camera in CAMERAS if camera in observation.images]
-        if cameras:
-            tokens = self.vision(jnp.concatenate([observation.images[c] for c in cameras]), self.execution)
-            yield from zip(cameras, jnp.split(tokens, len(cameras)), strict=True)
+        if not self.execution.cameras_together:
+            yield from ((camera, self.vision(observation.images[camera], self.execution)) for camera in cameras)
+        elif cameras:
+            images = jnp.stack([observation.images[camera] for camera in cameras], axis=1)
+            tokens = self.vision(images.reshape(-1, *images.shape[2:]), self.execution)
+            tokens = tokens.reshape(*images.shape[:2], *tokens.shape[1:])
+            yield from ((camera, tokens[:, i]) for i, camera in enumerate(cameras))
 
     def embed_suffix(self, state: jax.Array, noisy_actions: jax.Array, time_B: jax.Array) -> Suffix:
         """In float32: these layers are small, and the flow time needs the digits."""

@@ -34,7 +34,7 @@ class Accuracy:
 
 MATMUL_EFFICIENCY = 0.653  # of the dense peak
 LINK_LATENCY_S = 49.7e-6  # of a collective among H100s of one host
-ACCURACY = Accuracy("h100", 10, 0.044, 0.101)
+ACCURACY = Accuracy("h100", 11, 0.036, 0.074)
 
 
 def solve(predicted: Callable[[float], float], wanted: float, low: float, high: float) -> float:

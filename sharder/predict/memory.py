@@ -30,7 +30,7 @@ from sharder.training.program import Program
 from sharder.training.state import state_bytes
 
 WEIGHTS, MOMENTS, AVERAGE, BATCH = "weights", "optimizer moments", "average of the weights (EMA)", "batch"
-GRADIENTS, IN_USE = "gradients", "gathered weights"
+GRADIENTS, IN_USE, KEPT = "gradients", "gathered weights", "gradients of the last step (optimizer.updates=false)"
 ACTIVATIONS, WORKSPACE = "activations and temporaries", "workspace of matrix products"
 OUTPUTS, UNDIVIDED = "outputs not in place", "gradients, gathered weights, activations and temporaries"
 PADDING = "padding of what is placed"  # a TPU keeps arrays in tiles
@@ -122,7 +122,7 @@ def placed_parts(program: Program) -> dict[str, int]:
     state = program.state
     return {
         WEIGHTS: device_bytes((state.trainable, state.frozen)),
-        MOMENTS: device_bytes((state.optimizer, state.step)),
+        MOMENTS if program.config.optimizer.updates else KEPT: device_bytes((state.optimizer, state.step)),
         AVERAGE: device_bytes(state.ema),
         BATCH: device_bytes(program.batch),
     }

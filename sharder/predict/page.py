@@ -1,4 +1,4 @@
-"""A plan in a page: GB = 10^9 bytes; all of it compiled, none of it measured."""
+"""A plan in a page: GB = 10^9 bytes; sizes are compiled, times are predicted, nothing is measured."""
 
 from __future__ import annotations
 
@@ -8,20 +8,31 @@ from sharder.config import Config
 from sharder.predict.alternatives import Alternative
 from sharder.predict.batch_search import Tried
 from sharder.predict.communication import Total
+from sharder.predict.fastest import Candidate
 from sharder.predict.memory import FRACTION, Memory
 from sharder.predict.plan import Plan
 from sharder.predict.sizes import in_words, unit_of
+from sharder.predict.timing import Spending, Timing
 from sharder.predict.traffic import Moved, Traffic
 from sharder.table import Table
 
 WORTH_A_LINE = 1e-4  # of all payload: smaller totals are in plan.json alone
 
 
-def tables(plan: Plan, alternatives: Sequence[Alternative], tried: Sequence[Tried]) -> Iterator[Table]:
+def tables(
+    plan: Plan,
+    alternatives: Sequence[Alternative] = (),
+    tried: Sequence[Tried] = (),
+    ranked: Sequence[Candidate] = (),
+) -> Iterator[Table]:
     yield Table(heading(plan))
     yield memory_table(plan)
     if plan.traffic is not None and plan.traffic.moved:
         yield traffic_table(plan.traffic, plan.totals)
+    if plan.timing is not None:
+        yield from time_tables(plan.timing)
+    if ranked:
+        yield ranked_table(plan, ranked)
     if tried:
         yield tried_table(plan, tried)
     if alternatives:
@@ -53,6 +64,10 @@ def heading(plan: Plan) -> str:
         lines["held whole"] = f"by every device: {', '.join(plan.memory.held_whole)}"
     if plan.traffic is not None:
         lines["traffic"] = plan.traffic.said
+    if plan.timing is not None:
+        lines["time"] = time_said(plan.timing)
+        lines["products"] = flops_said(plan.timing)
+        lines["known by"] = f"{plan.timing.model}: {plan.timing.accuracy}"
     return "\n".join(f"{name:<12}{text}" for name, text in lines.items())
 
 
@@ -93,6 +108,63 @@ def traffic_table(traffic: Traffic, totals: Sequence[Total]) -> Table:
     head = ("collective", "of", f"payload {unit.name}", f"sent {unit.name} a device", "times", "async", "with a matmul")
     rows.append(("sum", "", unit.text(traffic.payload_bytes), unit.text(traffic.sent_bytes), "", "", ""))
     return Table("", head, rows, head[2:])
+
+
+def time_said(timing: Timing) -> str:
+    shares = {"mfu": timing.mfu, "mfu_6nd": timing.mfu_6nd, "hfu": timing.hfu}
+    known = "".join(f", {name} {share:.1%}" for name, share in shares.items() if share is not None)
+    exposed = f" ({timing.exposed_step_ms:.1f} with nothing hidden)" if timing.collectives_alone_ms else ""
+    return (
+        f"predicted: {timing.step_ms:.1f} ms a step{exposed}, {timing.examples_per_s:.1f} examples/s{known}; bound by "
+        f"{timing.bound_by}"
+    )
+
+
+def flops_said(timing: Timing) -> str:
+    more = timing.compiled_flops / timing.counted_flops - 1
+    return (
+        f"{timing.compiled_flops / 1e12:.4g} TFLOP a step as compiled, {more:+.1%} beside what shapes say that the "
+        "program multiplies, recomputation included"
+    )
+
+
+def time_tables(timing: Timing) -> Iterator[Table]:
+    parts = [(part.name, f"{part.ms:.1f}", f"{part.share:.1%}") for part in timing.parts if part.ms]
+    parts.append(("a step", f"{timing.step_ms:.1f}", ""))
+    yield Table("", ("predicted time", "ms", "of the step"), parts, ("ms", "of the step"))
+    rows = [
+        (one.what, one.kind, _where(one), one.bound_by, str(one.times), f"{one.ms:.1f}", f"{one.share:.1%}")
+        for one in timing.top
+    ]
+    head = ("dearest, predicted", "kind", "of", "bound by", "times", "ms", "of the step")
+    yield Table("", head, rows, head[4:])
+    if timing.unknown:
+        listed = ", ".join(f"{what} ({times} a step)" for what, times in timing.unknown)
+        yield Table(f"\nno time is known of, beyond the bytes: {listed}")
+
+
+def _where(one: Spending) -> str:
+    return ", ".join(filter(None, (one.category, one.part, one.in_pass)))
+
+
+def ranked_table(plan: Plan, ranked: Sequence[Candidate]) -> Table:
+    unit = unit_of(plan.memory.limit_bytes)
+    rows = []
+    for one in ranked:
+        if one.plan is None:
+            rows.append((one.change, "", "", "", "", "", f"not compiled: {one.why}"))
+            continue
+        needs, timing = unit.text(one.plan.memory.total_bytes), one.plan.timing
+        if timing is None:
+            rows.append((one.change, "", "", "", "", needs, "no: refused by the compiler"))
+            continue
+        share = "" if timing.mfu is None else f"{timing.mfu:.1%}"
+        times = (f"{timing.examples_per_s:.1f}", f"{timing.step_ms:.1f}", f"{timing.exposed_step_ms:.1f}")
+        rows.append((one.change, *times, share, needs, _yes(one.plan.fits)))
+    head = ("change", "examples/s", "ms a step", "nothing hidden", "mfu", f"{unit.name} a device", "fits")
+    fastest = f"the fastest is {ranked[0].change}: the plan above" if ranked[0].examples_per_s else "none of these fits"
+    title = f"\n{fastest} (predicted; limit {in_words(plan.memory.limit_bytes)}; each compiled)"
+    return Table(title, head, rows, head[1:6])
 
 
 def _with_matmuls(moved: Sequence[Moved]) -> str:

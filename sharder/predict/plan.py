@@ -1,7 +1,4 @@
-"""One config, compiled for hardware that is not here: what its train step needs of memory and of the links.
-
-What a step takes in time is no part of a plan yet; it will be a field beside these, and a table of the page.
-"""
+"""One config, compiled for hardware that is not here: what its train step needs of memory, of the links and of time."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from sharder.predict.communication import Total
 from sharder.predict.compiled import DoesNotFit, compiled_and_read
 from sharder.predict.memory import Memory, Saving, memory, placed_parts, refused, saving
 from sharder.predict.target import target_devices
+from sharder.predict.timing import Timing, timing
 from sharder.predict.traffic import Traffic, traffic
 from sharder.training.program import make_program
 
@@ -55,6 +53,7 @@ class Plan:
     saving: Saving
     traffic: Traffic | None  # None: the compiler refused the program
     totals: tuple[Total, ...]  # of the traffic, by kind and tensor, most bytes first
+    timing: Timing | None  # None: the compiler refused the program
     jax_version: str
 
     @property
@@ -75,7 +74,7 @@ def make_plan(config: Config, cameras: tuple[str, ...]) -> Plan:
         peak_flops_per_s=None if peak is None else peak.flops_per_s,
         peak_source="" if peak is None else peak.source,
     )
-    moved, totals = None, list[Total]()
+    moved, totals, takes = None, list[Total](), None
     try:
         found = compiled_and_read(program)
     except DoesNotFit as error:
@@ -83,7 +82,10 @@ def make_plan(config: Config, cameras: tuple[str, ...]) -> Plan:
     else:
         needs = memory(program, found.memory, found.module, found.temporaries)
         moved, totals = traffic(program, found.module)
-    return Plan(_choices(config, cameras), hardware, needs, saving(program), moved, tuple(totals), jax.__version__)
+        takes = timing(program, found.module, config.hardware)
+    return Plan(
+        _choices(config, cameras), hardware, needs, saving(program), moved, tuple(totals), takes, jax.__version__
+    )
 
 
 def placed_bytes(config: Config, cameras: tuple[str, ...]) -> int:

@@ -1,4 +1,4 @@
-"""The plan command: the run as it is, the changes that make it fit or the largest batch, a page and plan.json."""
+"""The plan command: the run as it is, the changes that make it fit, the largest batch or the fastest way; plan.json."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from typing import Any
 from rich.console import Console
 
 from sharder.config import Config
+from sharder.errors import UserError
 from sharder.predict import page
-from sharder.predict.alternatives import Alternative, alternatives, with_values
+from sharder.predict.alternatives import Alternative, Planner, alternatives, with_values
 from sharder.predict.batch_search import Tried, largest_that_fits
+from sharder.predict.fastest import Candidate, ranked
 from sharder.predict.inputs import Inputs
 from sharder.predict.memory import limit_bytes
 from sharder.predict.plan import Plan, make_plan, placed_bytes
@@ -28,9 +30,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Planned:
-    plan: Plan  # of the run as it is, or with search=batch of the largest that fits
+    plan: Plan  # of the run as it is; with search=batch of the largest that fits, with search=fastest of the fastest
     alternatives: tuple[Alternative, ...]  # compiled because it does not fit
     tried: tuple[Tried, ...]  # batches, with search=batch
+    ranked: tuple[Candidate, ...] = ()  # with search=fastest, whose first the plan is
 
 
 def write_plan(inputs: Inputs, folder: Path, console: Console | None = None) -> None:
@@ -40,7 +43,7 @@ def write_plan(inputs: Inputs, folder: Path, console: Console | None = None) -> 
         log.info(inputs.said)
     planned = planned_for(inputs.config, inputs.cameras)
     write_atomically(folder / "plan.json", json.dumps(as_json(planned), indent=1) + "\n")
-    for table in page.tables(planned.plan, planned.alternatives, planned.tried):
+    for table in page.tables(planned.plan, planned.alternatives, planned.tried, planned.ranked):
         print_table(table, console)
 
 
@@ -51,6 +54,8 @@ def planned_for(config: Config, cameras: tuple[str, ...]) -> Planned:
 
     if config.plan.search == "batch":
         return _largest_batch(config, plan)
+    if config.plan.search == "fastest":
+        return _fastest(config, plan, lambda changed: placed_bytes(changed, cameras))
     as_it_is = plan(config)
     found: list[Alternative] = []
     if not as_it_is.fits and config.plan.alternatives:
@@ -72,6 +77,15 @@ def _largest_batch(config: Config, plan: Callable[[Config], Plan]) -> Planned:
     return Planned(plans[(largest or seen[-1]).batch_size], (), tuple(seen))
 
 
+def _fastest(config: Config, plan: Planner, placed: Callable[[Config], int]) -> Planned:
+    found = ranked(config, limit_bytes(config.hardware), plan, placed)
+    compiled = [one.plan for one in found if one.plan is not None]
+    if not compiled:
+        whys = "; ".join(f"{one.change}: {one.why}" for one in found)
+        raise UserError(f"plan.search: found fastest, and nothing to compile ({whys}); change mesh or train.batch_size")
+    return Planned(compiled[0], (), (), found)
+
+
 def as_json(planned: Planned) -> dict[str, Any]:
     """As the dataclasses are, with what follows from them beside."""
     return {
@@ -87,6 +101,10 @@ def as_json(planned: Planned) -> dict[str, Any]:
             for one in planned.alternatives
         ],
         "tried": [dataclasses.asdict(one) for one in planned.tried],
+        "ranked": [
+            {"change": one.change, "why_not": one.why, "plan": None if one.plan is None else _plan_json(one.plan)}
+            for one in planned.ranked
+        ],
     }
 
 

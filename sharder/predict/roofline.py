@@ -17,7 +17,7 @@ measure/costs.py. What runs as no kernel (names for buffers, constants) takes no
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sharder.config import HardwareConfig
@@ -73,6 +73,7 @@ class Kernel:
     arithmetic_s: float
     memory_s: float
     gap_s: float
+    flops: int = 0  # of its matrix products
     unknown: str = ""
 
     @property
@@ -168,7 +169,8 @@ class Roofline:
         if not cost.is_known and not unknown:
             unknown = [instruction.opcode]
         kind = "product" if products else instruction.opcode
-        return self._kernel(kind, max(matrix, vector_s(cost, self.device)), cost.bytes, ", ".join(unknown))
+        arithmetic = max(matrix, vector_s(cost, self.device))
+        return self._kernel(kind, arithmetic, cost.bytes, products, ", ".join(unknown))
 
     def _inside(self, instruction: Instruction, home: Computation) -> Iterable[tuple[Instruction, Computation]]:
         """The instruction itself; of a fusion, and of one in it, what is fused."""
@@ -190,14 +192,17 @@ class Roofline:
         if CUDNN_ATTENTION.match(target):
             products, rate = attention_products(operands, "Backward" in target), self.efficiency * ATTENTION_SHARE
             arithmetic = sum(product_s(product, self.device, rate) for product in products)
-            return self._kernel("attention", arithmetic, moved, "" if products else _strange(instruction))
+            return self._kernel("attention", arithmetic, moved, products, "" if products else _strange(instruction))
         product = product_of(instruction, home)
         if product is None:
-            return self._kernel("custom-call", 0.0, moved, f"custom-call {target}")
-        return self._kernel("product", product_s(product, self.device, self.efficiency), moved, "")
+            return self._kernel("custom-call", 0.0, moved, [], f"custom-call {target}")
+        return self._kernel("product", product_s(product, self.device, self.efficiency), moved, [product])
 
-    def _kernel(self, kind: str, arithmetic: float, moved_bytes: float, unknown: str) -> Kernel:
-        return Kernel(kind, arithmetic, memory_s(moved_bytes, self.device), self.device.launch_gap_s, unknown)
+    def _kernel(
+        self, kind: str, arithmetic: float, moved_bytes: float, products: Sequence[Product], unknown: str = ""
+    ) -> Kernel:
+        memory, flops = memory_s(moved_bytes, self.device), sum(product.flops for product in products)
+        return Kernel(kind, arithmetic, memory, self.device.launch_gap_s, flops, unknown)
 
 
 def _strange(instruction: Instruction) -> str:

@@ -2,17 +2,16 @@
 
 One instruction after the other, a loop's body as often as it runs. A collective that the compiler made asynchronous
 moves from its start on; where the program waits for it, what is left of it is exposed. Two that are under way share the
-link, so the second begins when the first is through.
+links, so the second begins when the first is through.
 
     now         start            done
     compute     | fusion | matmul |......| next          ...... exposed: nothing else to do
     link        |=========================|
 
-Beside a collective everything else is slower: it takes some of the cores and of the memory's rate. Here by CONTENTION,
-for as long as the collective moves; the collective itself is not slowed. Not everything is told apart: a collective
-that is under way while a whole loop runs slows the loop and not its instructions one by one, and shares no link with
-those inside. Of a conditional the dearest branch runs. A loop whose length XLA does not know counts once, and is
-listed.
+Beside each other work and transfers are slower, both by CONTENTION: they share cores and the memory's rate. Not
+everything is told apart: a collective that is under way while a whole loop runs slows the loop and not its instructions
+one by one, and shares no link with those inside. Of a conditional the dearest branch runs. A loop whose length XLA does
+not know counts once, and is listed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from sharder.measure.hlo import Computation, Instruction, Module
 from sharder.predict.ring import Links, collective_s
 from sharder.predict.roofline import Kernel, Roofline
 
-CONTENTION = 0.3  # share of its time that work beside a collective takes longer; assumed, the lab's figure
+CONTENTION = 0.3  # share of its time that work takes longer beside a collective, and the other way; assumed
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,11 @@ class Schedule:
         return sum(run.total_s for run in self.runs)
 
     @property
+    def flops(self) -> int:
+        """Of all matrix products of a step, on one device."""
+        return sum(run.times * run.kernel.flops for run in self.runs if run.kernel is not None)
+
+    @property
     def unknown(self) -> dict[str, int]:
         """What the model does not know: what it is, how often a step runs it."""
         found: Counter[str] = Counter()
@@ -76,29 +80,27 @@ class Schedule:
 
 @dataclass
 class Clock:
-    """Of one computation, from its start."""
+    """Of the links, in seconds of transfer alone, from the start of one computation."""
 
     contention: float
-    now: float = 0.0
-    link_free: float = 0.0  # when the last collective is through
+    queued: float = 0.0  # by all collectives so far
+    moved: float = 0.0  # of that
 
     def work(self, seconds: float) -> float:
         """Goes on by what would take `seconds` alone. Returns how much longer it took."""
-        beside = max(0.0, self.link_free - self.now)
-        done_beside = min(seconds, beside / (1 + self.contention))
-        slowed = done_beside * self.contention
-        self.now += seconds + slowed
-        return slowed
+        beside = min(seconds, self.queued - self.moved)
+        self.moved += beside
+        return beside * self.contention
 
     def start(self, seconds: float) -> float:
-        """Of a collective. Returns when it will be through."""
-        self.link_free = max(self.now, self.link_free) + seconds
-        return self.link_free
+        """Of a collective. Returns what will have moved when it is through."""
+        self.queued += seconds
+        return self.queued
 
     def wait(self, until: float) -> float:
-        """Returns how long."""
-        exposed = max(0.0, until - self.now)
-        self.now += exposed
+        """Until so much has moved. Returns how long."""
+        exposed = max(0.0, until - self.moved)
+        self.moved += exposed
         return exposed
 
 

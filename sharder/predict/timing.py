@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from sharder.config import HardwareConfig
 from sharder.measure.categories import Place, collective_place
+from sharder.measure.flops import step_flops
 from sharder.measure.hlo import Module
 from sharder.measure.mfu import hfu, machine, mfu, mfu_6nd
 from sharder.measure.places import Places
@@ -81,12 +82,15 @@ class Timing:
     device_kind: str
     devices: int
     step_ms: float
+    exposed_step_ms: float  # were every collective waited for where it starts
     parts: tuple[Share, ...]  # add up to step_ms
     bound_by: str
     examples_per_s: float
     mfu: float | None  # None: the peak is not known
     mfu_6nd: float | None
     hfu: float | None
+    compiled_flops: int  # of all matrix products of the compiled step, over all devices
+    counted_flops: int  # what shapes say that the program multiplies, recomputation included: measure/flops.py
     kernels: int  # launched
     collectives_alone_ms: float  # what they would take one after the other
     collectives_exposed_ms: float
@@ -101,6 +105,7 @@ def timing(
     """`module`: what `program` compiled to for `hardware`. UserError for hardware whose rates are not known."""
     assumed = assumptions or Assumptions()
     found = scheduled(module, hardware, assumed)
+    exposed = scheduled(module, hardware, dataclasses.replace(assumed, overlap=False))
     parts, step_s, config = parts_of(found), found.step_s, program.config
     on = machine(hardware.device_kind or hardware.kind, module.device_count, config.model.compute_dtype)
     rates = make_rates(program, on)
@@ -114,12 +119,15 @@ def timing(
         device_kind=on.device_kind,
         devices=on.devices,
         step_ms=1e3 * step_s,
+        exposed_step_ms=1e3 * exposed.step_s,
         parts=tuple(Share(name, 1e3 * seconds, seconds / step_s) for name, seconds in parts.items()),
         bound_by=bound_by(parts),
         examples_per_s=rates.batch_size / step_s,
         mfu=mfu(rates.flops, step_s, on).value,
         mfu_6nd=mfu_6nd(rates.parameters, rates.tokens, step_s, on).value,
         hfu=hfu(rates.flops, step_s, on).value,
+        compiled_flops=found.flops * on.devices,
+        counted_flops=counted_flops(program),
         kernels=sum(run.times for run in found.runs if run.kernel is not None),
         collectives_alone_ms=1e3 * sum(run.times * run.transfer_s for run in moving),
         collectives_exposed_ms=1e3 * sum(run.times * run.exposed_s for run in moving),
@@ -127,6 +135,13 @@ def timing(
         places=tuple(by_place(spent)),
         unknown=tuple(sorted(found.unknown.items())),
     )
+
+
+def counted_flops(program: Program) -> int:
+    config, state = program.config, program.state
+    cameras, size = len(program.batch["images"]), config.train.batch_size
+    remat = config.remat.name
+    return step_flops(config.model, state.trainable, state.frozen, size, cameras, remat, count="program").total
 
 
 def scheduled(module: Module, hardware: HardwareConfig, assumptions: Assumptions) -> Schedule:

@@ -1,11 +1,13 @@
 """Loss and gradients of a global batch, behind one signature, under any layout.
 
 On one device, and with the layouts auto and published, the global batch is one array and XLA writes what collectives it
-likes. With layout gather a device's own program does (gathered.py), and this places its slices.
+likes; it is told that what passes from layer to layer is split by example. With layout gather a device's own program
+writes them (gathered.py), and this places its slices.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -18,7 +20,7 @@ from sharder.model.execution import Execution
 from sharder.model.weight import Weights
 from sharder.parallel.collectives import Collectives
 from sharder.parallel.layout import Layout, placements, specs
-from sharder.parallel.mesh import BATCH, FSDP
+from sharder.parallel.mesh import BATCH, FSDP, batch_split
 from sharder.training.accumulation import Examples, add_up, microbatches
 from sharder.training.gathered import Losses, OneDevice
 
@@ -34,6 +36,11 @@ def make_gradients(losses: Losses, config: Config, execution: Execution, mesh: M
 
 def inferred(losses: Losses, config: Config, execution: Execution, mesh: Mesh, layout: Layout) -> GradientsOf:
     batch_size, accumulation = config.train.batch_size, config.train.accumulation
+    if mesh.size > 1:
+        # Left alone, XLA splits what layers pass on by channel, and passes all examples around.
+        execution = dataclasses.replace(
+            execution, carry_hook=lambda carry: jax.lax.with_sharding_constraint(carry, batch_split(mesh))
+        )
 
     def gradients_of(trainable: Weights, frozen: Weights, examples: Examples) -> Result:
         def loss_of(trainable: Weights, part: Examples) -> jax.Array:

@@ -44,10 +44,11 @@ def report(
         return of(gradients), of(state.trainable)
 
     found, weights = jax.jit(norms)(state, batch)
+    said = {name: metrics[name] for name in ("loss", "grad_norm") if name in metrics}
     text = json.dumps(
         {
             "step": step,
-            **{name: str(metrics[name]) for name in ("loss", "grad_norm")},
+            **{name: str(value) for name, value in said.items()},
             "examples": [int(row) for row in examples],
             "gradient_norms": {path: str(float(norm)) for path, norm in found.items()},
             "weight_norms": {path: float(norm) for path, norm in weights.items()},
@@ -59,7 +60,7 @@ def report(
     write_atomically(file, text + "\n")
     bad = [path for path, norm in found.items() if not math.isfinite(float(norm))]
     what = (
-        f"step {step}: loss {metrics['loss']:g} and gradient norm {metrics['grad_norm']:g} are not both finite "
+        f"step {step}: {' and '.join(f'{name} {value:g}' for name, value in said.items())}: not finite "
         f"(no finite gradient in {len(bad)} of {len(found)} weights{': ' if bad else ''}{', '.join(bad[:3])}); "
         f"examples and norms are in {file}"
     )

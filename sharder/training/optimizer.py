@@ -22,6 +22,10 @@ def schedule(config: OptimizerConfig) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """Without updates its state is the last step's gradients: so they are computed and written as ever."""
+    if not config.updates:
+        keep = lambda gradients, state, weights=None: (jax.tree.map(jnp.zeros_like, gradients), gradients)  # noqa: E731
+        return optax.GradientTransformation(lambda weights: jax.tree.map(jnp.zeros_like, weights), keep)
     return optax.adamw(schedule(config), b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay)
 
 

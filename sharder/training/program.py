@@ -5,7 +5,6 @@ The same function serves training here and compiling for hardware that is not: o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from sharder.config import Config
-from sharder.model.execution import Execution
+from sharder.model.execution import Execution, make_execution
 from sharder.parallel.compile_cache import every_process_writes
 from sharder.parallel.layout import Layout, make_layout, placed, placements
-from sharder.parallel.mesh import FSDP, batch_split
+from sharder.parallel.mesh import batch_split
+from sharder.training.overlap import compiler_options, refused_option
 from sharder.training.state import TrainState, abstract_state
 from sharder.training.step import Batch, make_train_step
 
@@ -38,7 +38,8 @@ class Program:
         """The state is donated, and comes back placed as it went in; with layout published, as XLA likes."""
         step = make_train_step(self.config, self.execution, self.mesh, self.layout)
         outputs = None if self.config.layout.name == "published" else (self.places, None)
-        return jax.jit(step, donate_argnums=0, out_shardings=outputs).lower(self.state, self.batch)
+        unread = not self.config.optimizer.updates  # the last step's gradients: this step's take their place
+        return jax.jit(step, donate_argnums=0, out_shardings=outputs, keep_unused=unread).lower(self.state, self.batch)
 
     @property
     def places(self) -> TrainState:
@@ -53,32 +54,20 @@ class Program:
     def compile(
         self, lowered: jax.stages.Lowered | None = None, more: Mapping[str, Any] | None = None
     ) -> jax.stages.Compiled:
-        """`more`: compiler options beside those of the layout."""
+        """`more`: compiler options beside those of the config. UserError: one of those is none."""
         options = compiler_options(self.config, self.mesh) | dict(more or {})
         lowered = lowered or self.lower()
         with every_process_writes(self.mesh):
-            return lowered.compile(compiler_options=options)
-
-
-def compiler_options(config: Config, mesh: Mesh, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """What the layout needs of XLA beyond its defaults. A flag that the user has put in XLA_FLAGS stays as it is."""
-    if config.layout.name != "gather" or mesh.shape[FSDP] == 1 or mesh.devices.flat[0].platform != "gpu":
-        return {}
-    # Start the next layer's gather in this turn of the loop. Without it each gather of a layer is waited for in the
-    # turn that starts it, with only that layer's own work to hide behind. The flag changed its name in jax 0.11.1.
-    options: dict[str, Any]
-    if jax.__version_info__ < (0, 11, 1):
-        options = {"xla_gpu_enable_pipelined_all_gather": True}
-    else:
-        options = {"xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_ON"}
-    set_by_user = {flag.split("=")[0].lstrip("-") for flag in environ.get("XLA_FLAGS", "").split()}
-    return {name: value for name, value in options.items() if name not in set_by_user}
+            try:
+                return lowered.compile(compiler_options=options)
+            except jax.errors.JaxRuntimeError as error:
+                raise refused_option(error) or error from None
 
 
 def make_program(config: Config, mesh: Mesh, cameras: tuple[str, ...]) -> Program:
     state, layout = placed_state(config, mesh)
     batch = placed(abstract_batch(config, cameras), batch_split(mesh))
-    return Program(config, mesh, layout, Execution(config.attn.name, config.remat.name), state, batch)
+    return Program(config, mesh, layout, make_execution(config), state, batch)
 
 
 def placed_state(config: Config, mesh: Mesh) -> tuple[TrainState, Layout]:

@@ -10,7 +10,7 @@ from sharder.config import Config
 from sharder.data.dataset import open_dataset
 from sharder.data.tokenizer import make_tokenizer
 from sharder.data.transforms import ExampleTransform
-from sharder.model.execution import Execution
+from sharder.model.execution import make_execution
 from sharder.training.evaluation import against_recording, baselines, closed_loop
 from sharder.training.policy import Sampler
 from sharder.training.saved import read_policy
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 def score(config: Config, folder: Path) -> dict[str, Any]:
     """What evaluation.json says. `config` is the checkpoint's own but for what was typed."""
     saved = read_policy(config)
-    execution = Execution(config.attn.name, config.remat.name)
+    execution = make_execution(config)
     result: dict[str, Any] = {"checkpoint": str(saved.path), "step": saved.step}
 
     if config.data.has_simulator:

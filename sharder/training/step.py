@@ -5,6 +5,7 @@ B examples, of the global batch or of a part of it   H horizon   X action dim
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,9 @@ def make_train_step(
         loss, gradients, norm = gradients_of(state.trainable, state.frozen, (batch, keys))
 
         with jax.named_scope("optimizer"):
+            if not config.optimizer.updates:
+                after = dataclasses.replace(state, step=state.step + 1, optimizer=gradients)
+                return after, {"loss": loss, "finite": jnp.isfinite(loss)}
             updates, optimizer_state = optimizer.update(
                 clip(gradients, norm, clip_norm), state.optimizer, state.trainable
             )

@@ -21,7 +21,7 @@ ZERO_GRADIENT = 1e-9  # leaves whose gradient is zero in exact arithmetic hold r
 EXECUTIONS = [
     Execution("naive", "none"),
     Execution("naive", "full"),
-    Execution("xla", "dots_no_batch"),
+    Execution("xla", "dots_no_batch", cameras_together=False),
 ]
 
 

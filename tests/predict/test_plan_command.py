@@ -18,10 +18,12 @@ from sharder.predict import available, page
 from sharder.predict.alternatives import Alternative
 from sharder.predict.batch_search import Tried
 from sharder.predict.communication import Total
+from sharder.predict.fastest import Candidate
 from sharder.predict.inputs import read_inputs
 from sharder.predict.memory import Memory, Part, Saving
 from sharder.predict.plan import Choices, Hardware, Plan
 from sharder.predict.target import GPUS
+from sharder.predict.timing import Assumptions, Share, Spending, Timing
 from sharder.predict.traffic import Traffic
 from sharder.table import print_table
 
@@ -71,7 +73,7 @@ def test_as_many_devices_as_the_mesh_has(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_search_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "plan.search: found 'fastest', allowed: one of none, batch" in refused(capsys, "plan.search=fastest")
+    assert "plan.search: found 'best', allowed: one of none, batch, fastest" in refused(capsys, "plan.search=best")
 
 
 def test_a_plan_takes_what_train_takes() -> None:
@@ -145,14 +147,43 @@ PLAN = Plan(
     Saving(10**9, 4 * 10**9, 3),
     Traffic((), 10**9, 0.75e9, 10**9, "1.000 GB of payload a step"),
     (Total("all-gather", "layer weights", 10**9, 0.75e9, 18, 1.0),),
+    Timing(
+        label="predicted",
+        model="a roofline",
+        accuracy="mean error 4.0%",
+        assumptions=Assumptions(),
+        device_kind="NVIDIA H100 80GB HBM3",
+        devices=4,
+        step_ms=100.0,
+        exposed_step_ms=130.0,
+        parts=(Share("arithmetic", 60.0, 0.6), Share("memory", 40.0, 0.4), Share("launch gaps", 0.0, 0.0)),
+        bound_by="arithmetic",
+        examples_per_s=160.0,
+        mfu=0.25,
+        mfu_6nd=0.35,
+        hfu=0.3,
+        compiled_flops=10**12,
+        counted_flops=10**12,
+        kernels=10,
+        collectives_alone_ms=30.0,
+        collectives_exposed_ms=0.0,
+        top=(Spending("MLP", "language", "forward", "custom-call.7", "product", "arithmetic", 18, 8.0, 0.08),),
+        places=(),
+        unknown=(("custom-call their_kernel", 18),),
+    ),
     "0.0",
 )
 TOO_LARGE = dataclasses.replace(PLAN, memory=dataclasses.replace(PLAN.memory, total_bytes=7 * 10**9))
 
 
-def printed(plan: Plan, alternatives: tuple[Alternative, ...] = (), tried: tuple[Tried, ...] = ()) -> str:
+def printed(
+    plan: Plan,
+    alternatives: tuple[Alternative, ...] = (),
+    tried: tuple[Tried, ...] = (),
+    ranked: tuple[Candidate, ...] = (),
+) -> str:
     text = io.StringIO()
-    for table in page.tables(plan, alternatives, tried):
+    for table in page.tables(plan, alternatives, tried, ranked):
         print_table(table, Console(file=text, width=80))
     return text.getvalue()
 
@@ -175,6 +206,36 @@ def test_the_page_says_by_how_much_it_does_not_fit_and_what_would() -> None:
     )
     assert "it fits with mesh=fsdp8" in printed(TOO_LARGE, alternatives)
     assert "none of these changes makes it fit" in printed(TOO_LARGE, alternatives[:1])
+
+
+def test_the_page_says_what_a_step_is_predicted_to_take_and_by_what_model() -> None:
+    text = printed(PLAN)
+    assert "time        predicted: 100.0 ms a step (130.0 with nothing hidden), 160.0 examples/s, mfu 25.0%" in text
+    assert "mfu_6nd 35.0%, hfu 30.0%; bound by arithmetic" in text
+    assert "known by    a roofline: mean error 4.0%" in text
+    rows = [line.split("  ") for line in text.splitlines()]
+    assert ["arithmetic", "60.0", "60.0%"] in [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert "launch gaps" not in text  # what takes nothing is no row
+    assert "custom-call.7" in text and "MLP, language, forward" in text
+    assert "no time is known of, beyond the bytes: custom-call their_kernel (18 a step)" in text
+
+
+def test_the_page_of_the_fastest_is_ordered_by_examples_per_second() -> None:
+    assert PLAN.timing is not None
+    slower = dataclasses.replace(
+        PLAN, timing=dataclasses.replace(PLAN.timing, step_ms=200.0, exposed_step_ms=200.0, examples_per_s=80.0)
+    )
+    ranked = (
+        Candidate({"remat.name": "dots"}, PLAN),
+        Candidate({"remat.name": "full"}, slower),
+        Candidate({"remat.name": "none"}, None, "keeps more than what did not fit"),
+    )
+    text = printed(PLAN, ranked=ranked)
+    assert "the fastest is remat=dots: the plan above (predicted" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith("remat=")]
+    assert rows[0] == ["remat=dots", "160.0", "100.0", "130.0", "25.0%", "4.000", "yes"]
+    assert rows[1][:4] == ["remat=full", "80.0", "200.0", "200.0"]
+    assert " ".join(rows[2]) == "remat=none not compiled: keeps more than what did not fit"
 
 
 def test_the_page_of_a_search_is_ordered_by_batch() -> None:

@@ -38,8 +38,12 @@ def test_rates_are_of_the_step_in_all_and_a_device(rates):
     assert row["model_flop_per_s"] == pytest.approx(10 * rates.flops.model)
 
 
-def test_shares_need_a_device_that_is_known(rates):
+def test_shares_need_a_device_that_is_known(rates, caplog):
+    caplog.set_level(logging.INFO, "sharder")
     assert not {"mfu", "hfu", "mfu_6nd"} & on(rates, "cpu").row(SPENT).keys()
+    assert [record.getMessage() for record in caplog.records] == [
+        "no mfu, but model_flop_per_s: sharder/measure/peaks.py has no peak of 'cpu' in bfloat16"
+    ]
     row = on(rates, "NVIDIA H100 80GB HBM3").row(SPENT)
     assert row["mfu"] == pytest.approx(10 * rates.flops.model / (4 * 989.4e12))
     assert row["mfu_6nd"] == pytest.approx(10 * 6 * rates.parameters * rates.tokens / (4 * 989.4e12))

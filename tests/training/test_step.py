@@ -89,6 +89,22 @@ def test_schedule_ema_and_frozen_weights(tmp_path):
             assert not np.array_equal(after.trainable[path], value), path
 
 
+def test_without_updates_a_step_leaves_its_gradients_and_no_weight_moves(tmp_path):
+    config = micro_config(tmp_path)
+    config.optimizer.updates, config.optimizer.ema_decay = False, None
+    before, batch = initial_state(config), random_batch(config)
+    keys = example_keys(config.train.seed, before.step, config.train.batch_size)
+    wanted, gradients = jax.jit(
+        jax.value_and_grad(lambda weights: example_losses(weights, batch, keys, config, Execution()).mean())
+    )(before.trainable)
+    after, metrics = jax.jit(train_step(config))(before, batch)
+    assert float(metrics["loss"]) == pytest.approx(float(wanted), rel=1e-6)
+    assert int(after.step) == 1
+    for path, value in before.trainable.items():
+        np.testing.assert_array_equal(after.trainable[path], value)
+        np.testing.assert_allclose(after.optimizer[path], gradients[path], rtol=1e-4, atol=1e-7, err_msg=path)
+
+
 def test_nano_overfits_one_batch_with_fixed_noise_and_time(tmp_path):
     """The loss falls at least twentyfold within 300 steps: the gradient reaches every part it needs."""
     from sharder.compose import composed
