@@ -264,10 +264,13 @@ def _instruction(line: str, number: int) -> Instruction:
     if opcode is None:
         raise ValueError(f"HLO, line {number}: no opcode after the result: {line[:200]}")
     end = _closing(line, opcode.end() - 1)
+    name, result = opcode[1], line[start.end() : result_end]
+    if name == "fusion-start":  # of a fusion beside others, since jax 0.12: read as that fusion, and its done as nothing
+        name, result = "fusion", result[_closing(result, 1) + 2 : result.rindex(",")]
     return Instruction(
         name=start[2],
-        opcode=opcode[1],
-        result=line[start.end() : result_end],
+        opcode=name,
+        result=result,
         arguments=line[opcode.end() : end - 1],
         attribute_text=line[end:].removeprefix(", "),
         is_root=start[1] is not None,

@@ -33,8 +33,9 @@ class Places:
         return self._found[instruction.name]
 
     def _find(self, instruction: Instruction) -> Place:
-        if says_where(instruction.op_name):
-            return place_of(instruction.op_name, instruction.name)
+        known = self._known(instruction)
+        if known is not None:
+            return known
         home: Computation | None = self.module.home[instruction.name]
         found: list[Place] = []
         while home is not None:
@@ -65,7 +66,7 @@ class Places:
         )
 
     def _known(self, instruction: Instruction) -> Place | None:
-        """Where it says that it belongs; of a fusion without a path, the last in it that says."""
+        """Where it says that it belongs; of a fusion without a path, the last in it that says, in a block if any."""
         if instruction.name not in self._said:
             self._said[instruction.name] = self._says(instruction)
         return self._said[instruction.name]
@@ -73,11 +74,9 @@ class Places:
     def _says(self, instruction: Instruction) -> Place | None:
         if says_where(instruction.op_name):
             return place_of(instruction.op_name, instruction.name)
-        for name in instruction.sequences.get("calls", ()):
-            named = [inner for inner in self.module.computations[name].instructions if says_where(inner.op_name)]
-            if named:
-                return place_of(named[-1].op_name, named[-1].name)
-        return None
+        inside = [self.module.computations[name] for name in instruction.sequences.get("calls", ())]
+        last_first = [inner for computation in inside for inner in reversed(computation.instructions)]
+        return _best(place_of(inner.op_name, inner.name) for inner in last_first if says_where(inner.op_name))
 
     def _read_by(self, instruction: Instruction, home: Computation) -> list[Instruction]:
         if home.name not in self._readers:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sharder.measure.costs import Costs
 from sharder.measure.hlo import Instruction, Loop, Shape, parse
 from sharder.measure.replica_groups import replica_groups
 
@@ -187,6 +188,33 @@ def test_a_loop_of_unknown_length_counts_once() -> None:
     assert module.times["head_body"] == 4
     (visit,) = [visit for visit in module.visits() if visit.computation.name == "head_body"]
     assert visit.loops == (Loop("layer_body", None), Loop("head_body", 4))
+
+
+def test_a_fusion_that_runs_beside_others_is_read_as_the_fusion_that_it_starts() -> None:
+    module = parse("""HloModule test, is_scheduled=true
+
+%update (p: bf16[18,16], q: bf16[16], i: s32[]) -> bf16[18,16] {
+  %p = bf16[18,16]{1,0} parameter(0)
+  %q = bf16[16]{0} parameter(1)
+  %i = s32[] parameter(2)
+  %row = bf16[1,16]{1,0} bitcast(%q)
+  %zero = s32[] constant(0)
+  ROOT %new = bf16[18,16]{1,0} dynamic-update-slice(%p, %row, %i, %zero)
+}
+
+ENTRY %main (a: bf16[18,16], b: bf16[16], n: s32[]) -> bf16[18,16] {
+  %a = bf16[18,16]{1,0} parameter(0)
+  %b = bf16[16]{0} parameter(1)
+  %n = s32[] parameter(2)
+  %start = ((bf16[18,16]{1,0}, bf16[16]{0}, s32[]), bf16[18,16]{1,0}, u32[]) fusion-start(%a, %b, %n), kind=kLoop, calls=%update
+  ROOT %done = bf16[18,16]{1,0} fusion-done(%start)
+}
+""")  # noqa: E501
+    start = module.entry.by_name["start"]
+    assert (start.opcode, start.shapes) == ("fusion", (Shape("bf16", (18, 16)),))
+    assert start.sequences == {"calls": ("update",)}
+    assert Costs(module).of("start").bytes == 2 * 16 + 2 * 16 + 4  # the row read and written, where it goes: no stack
+    assert Costs(module).of("done").bytes == 0
 
 
 def test_a_matmul_is_found_inside_fusions_and_loops() -> None:
