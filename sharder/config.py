@@ -187,6 +187,7 @@ class HardwareConfig:
     count: int | None = None  # devices over all hosts; null: as many as the mesh has
     hosts: int = 1
     device_kind: str | None = None  # what jax calls the device; its peak FLOP/s are in measure/peaks.py
+    peak_flops_per_s: float | None = None  # dense, of one device in the compute dtype; null: looked up
     hbm_bytes: int | None = None  # of one device
     memory_share: float | None = None  # of it, what a program can have
     hbm_bytes_per_s: float | None = None

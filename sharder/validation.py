@@ -59,7 +59,10 @@ ABOVE_ZERO = (
 )
 ABOVE_ZERO_OR_NULL = tuple(
     f"hardware.{name}"
-    for name in ("hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s", "link_latency_s", "network_bytes_per_s")
+    for name in (
+        *("peak_flops_per_s", "hbm_bytes", "hbm_bytes_per_s"),
+        *("link_bytes_per_s", "link_latency_s", "network_bytes_per_s"),
+    )
 )
 AT_MOST = {  # more is a slip of the hand, or does not fit where the number goes
     **dict.fromkeys(("train.steps", "train.seed", "evaluation.seed", "optimizer.decay_steps"), 2**31 - 1_000_000),
@@ -192,6 +195,10 @@ def _validate_training(config: Config) -> None:
             f"optimizer.decay_steps={optimizer.decay_steps}, which includes them"
         )
     profile = config.profile
+    if profile.ablation and profile.name == "off":
+        raise UserError(
+            "profile.ablation: found true with profile=off, allowed: with profile=window; set profile=window"
+        )
     if profile.name == "window" and profile.after_steps + profile.steps > config.train.steps:
         raise UserError(
             f"profile.steps: found {profile.steps} after profile.after_steps={profile.after_steps}, allowed: together "

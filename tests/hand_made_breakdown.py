@@ -2,7 +2,7 @@
 
 from sharder.measure.attribution import Attribution, Spent
 from sharder.measure.breakdown import Breakdown
-from sharder.measure.categories import COLLECTIVES, MLP, OPTIMIZER, Place
+from sharder.measure.categories import ATTENTION, COLLECTIVES, MLP, OPTIMIZER, Place
 
 MS = 1e6
 
@@ -13,10 +13,11 @@ def breakdown(
     gather_ms: float = 10.0,
     idle_ms: float = 6.0,
     data_wait_ms: float = 4.0,
+    attention_ms: float = 0.0,
     ablation: dict[str, float] | None = None,
 ) -> Breakdown:
     """The rest of the 100 ms is the MLP's forward and backward pass, two to one, less 10 ms of the optimizer."""
-    mlp_ms = 100.0 - recomputation_ms - gather_ms - idle_ms - data_wait_ms - 10.0
+    mlp_ms = 100.0 - recomputation_ms - gather_ms - idle_ms - data_wait_ms - attention_ms - 10.0
     table = {
         Place(MLP, "", "backward"): Spent(mlp_ms * 2 / 3 * MS, flops=2e9, bytes=1e9),
         Place(MLP, "", "forward"): Spent(mlp_ms / 3 * MS, flops=1e9, bytes=1e9),
@@ -24,6 +25,8 @@ def breakdown(
         Place(OPTIMIZER, "", "outside"): Spent(10.0 * MS),
         Place(COLLECTIVES, "all-gather", "forward"): Spent(gather_ms * MS, hidden_ns=30.0 * MS),
     }
+    if attention_ms:
+        table[Place(ATTENTION, "", "forward")] = Spent(attention_ms * MS)
     found = Attribution(
         steps=5,
         device_count=2,
@@ -38,7 +41,7 @@ def breakdown(
     )
     window = {
         "steps": 5,
-        "waiting_ms": {"data": 20.0, "peers": 5.0, "host": 1.0},
+        "waiting_ms": {"data": 20.0, "peers": 5.0, "pause": 10.0, "host": 1.0},
         "flop": {"devices": 2, "device_kind": "cpu"},
         "attn": "naive",
         "remat": "full",

@@ -74,6 +74,8 @@ REFUSED = [
     ({"checkpoint__keep_every": 0}, "checkpoint.keep_every", "found 0", "or null"),
     ({"evaluation__execute": 51}, "evaluation.execute", "found 51", "model.horizon=50"),
     ({"hardware__count": 1, "mesh__fsdp": 2}, "hardware.count", "found 1", "1 x 2 = 2"),
+    ({"profile__ablation": True}, "profile.ablation", "found true with profile=off", "set profile=window"),
+    ({"hardware__peak_flops_per_s": -1.0}, "hardware.peak_flops_per_s", "found -1.0", "above 0, or null"),
     ({"hardware__hbm_bytes": 0}, "hardware.hbm_bytes", "found 0", "above 0, or null"),
     ({"hardware__memory_share": 75.0}, "hardware.memory_share", "found 75.0", "at most 1"),
     ({"plan__search": "best"}, "plan.search", "found 'best'", "one of none, batch, fastest"),

@@ -3,8 +3,8 @@
 <run folder>/profile/process-<index>/
   plugins/profile/<time>/<host>.xplane.pb   the trace of this process's devices
   train_step.hlo.txt.gz                     the program, as XLA scheduled it
-  window.json   first_step, steps, wall_ms (of all steps, blocked), waiting_ms {data, peers, host}: while the devices
-                had nothing to do, devices (of this process), flop: see training/rates.py, attn, remat, layout
+  window.json   first_step, steps, wall_ms (of all steps, blocked), waiting_ms {data, peers, pause, host}: while the
+                devices had nothing to do, devices (of this process), flop: see training/rates.py, attn, remat, layout
   ablation.json full_ms, without_attention_ms: a step each, medians of the same rounds; when it was asked for
 """
 
@@ -51,17 +51,31 @@ class Breakdown:
 
     @property
     def ablated_share(self) -> float | None:
-        """Of a step's time that goes when attention does."""
+        """Of a step's time that goes when attention does. Nothing waits there for data: to be held against the share
+        of the busy time."""
         if self.ablation is None:
             return None
         return 1 - self.ablation["without_attention_ms"] / self.ablation["full_ms"]
 
     @property
+    def attention_share_of_busy(self) -> float:
+        found = self.attribution
+        return found.attention.ns / found.busy_ns if found.busy_ns else 0.0
+
+    @property
+    def waits_ms(self) -> dict[str, float]:
+        """Of a step: while the devices were idle, what the host did. What is left of it, the host was at work."""
+        left = self.attribution.idle_ns / MS
+        waits = {"data wait": self.attribution.data_wait_ns / MS}
+        for name, part in (("peer wait", "peers"), ("saving", "pause")):
+            waits[name] = min(self.window["waiting_ms"][part] / self.window["steps"], left)
+            left -= waits[name]
+        return waits | {"idle": left}
+
+    @property
     def removable(self) -> list[Removable]:
         """The most time first."""
-        found, waits = self.attribution, self.window["waiting_ms"]
-        steps = self.window["steps"]
-        peers = min(waits["peers"] / steps, found.idle_ns / MS)
+        found, waits = self.attribution, self.waits_ms
         transfers = found.of(TRANSFERS).ns / MS
         exposed = found.of(COLLECTIVES).ns / MS
         parts = [
@@ -71,18 +85,19 @@ class Breakdown:
             Removable(
                 "communication that nothing hides", exposed, "a larger batch a device, or another layout or mesh"
             ),
-            Removable("waiting for data", found.data_wait_ns / MS, "more data.workers"),
-            Removable("waiting for other processes", peers, "a look at the one that comes last"),
-            Removable("idle devices", found.idle_ns / MS - peers, "a larger batch: the host dispatches too slowly"),
+            Removable("waiting for data", waits["data wait"], "more data.workers"),
+            Removable("waiting for other processes", waits["peer wait"], "a look at the one that comes last"),
+            Removable("waiting for a save", waits["saving"], "a larger checkpoint.every_steps"),
+            Removable("idle devices", waits["idle"], "a larger batch: the host dispatches too slowly"),
             Removable("transfers between host and device", transfers, "smaller or fewer of them"),
         ]
         return sorted(parts, key=lambda part: -part.ms)
 
     @property
     def sentences(self) -> list[str]:
-        """What the step is bound by, what most of it is, and the largest part it could do without; or why nothing can
-        be said."""
-        found = self.attribution
+        """What the step is bound by, what the devices did most, and the largest part it could do without; or why
+        nothing can be said."""
+        found, waits = self.attribution, self.waits_ms
         if not self.complete:
             return [f"incomplete, no conclusion: {problem}" for problem in found.problems]
         wall_ms = found.wall_ns / MS
@@ -91,8 +106,10 @@ class Breakdown:
             "computing": computing / MS,
             "communication that nothing hides": found.of(COLLECTIVES).ns / MS,
             "transfers": found.of(TRANSFERS).ns / MS,
-            "waiting for data": found.data_wait_ns / MS,
-            "idle": found.idle_ns / MS,
+            "waiting for data": waits["data wait"],
+            "waiting for other processes": waits["peer wait"],
+            "waiting for a save": waits["saving"],
+            "idle": waits["idle"],
         }
         bound = max(parts, key=parts.__getitem__)
         told = ", ".join(f"{ms / wall_ms:.0%} {name}" for name, ms in parts.items() if ms >= 0.005 * wall_ms)
@@ -101,7 +118,8 @@ class Breakdown:
         largest = self.removable[0]
         lines = [
             f"A step took {wall_ms:.2f} ms, bound by {bound}: {told}.",
-            f"Most of it is {most}: {found.share(found.of(most).ns):.0%}.",
+            f"The devices spent more time on {most} than on anything else: {found.share(found.of(most).ns):.0%} of the "
+            "step.",
         ]
         if largest.ms < WORTH_REMOVING * wall_ms:
             return [*lines, f"No part that it could do without takes {WORTH_REMOVING:.0%} of it."]
@@ -124,9 +142,9 @@ class Breakdown:
             }
             for place, spent in found.table.items()
         ]
-        rest = {"data wait": found.data_wait_ns, "idle": found.idle_ns, "not in the trace": found.unseen_ns}
-        nothing = {"part": "", "pass": "", "hidden_ms": 0.0, "gflop": 0.0, "gb": 0.0}
-        rows += [{"category": name, **nothing, "ms": ns / MS, "share": found.share(ns)} for name, ns in rest.items()]
+        nothing = dict.fromkeys(("hidden_ms", "gflop", "gb"), 0.0)
+        for name, ms in (self.waits_ms | {"not in the trace": found.unseen_ns / MS}).items():
+            rows.append({"category": name, "part": "", "pass": "", "ms": ms, "share": found.share(ms * MS), **nothing})
         return rows
 
     def to_json(self) -> dict[str, Any]:
@@ -142,6 +160,7 @@ class Breakdown:
             "divided_share": found.share(found.divided_ns),
             "inferred_share": found.share(found.inferred_ns),
             "attention_share": found.share(found.attention.ns),
+            "attention_share_of_busy": self.attention_share_of_busy,
             "attention_share_by_ablation": self.ablated_share,
             "communication_ms": {
                 kind: {"exposed": spent.ns / MS, "hidden": spent.hidden_ns / MS}

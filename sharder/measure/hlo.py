@@ -265,7 +265,7 @@ def _instruction(line: str, number: int) -> Instruction:
         raise ValueError(f"HLO, line {number}: no opcode after the result: {line[:200]}")
     end = _closing(line, opcode.end() - 1)
     name, result = opcode[1], line[start.end() : result_end]
-    if name == "fusion-start":  # of a fusion beside others, since jax 0.12: read as that fusion, and its done as nothing
+    if name == "fusion-start":  # jax 0.12 runs small fusions beside others: read as the fusion, its done as nothing
         name, result = "fusion", result[_closing(result, 1) + 2 : result.rindex(",")]
     return Instruction(
         name=start[2],

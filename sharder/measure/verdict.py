@@ -39,7 +39,7 @@ def verdict(seconds: Mapping[str, float], steps: int, workers: int) -> Verdict |
     parts = f"{total / steps * 1e3:.1f} ms a step: "
     parts += " + ".join(f"{ms[part]:.1f} {said}" for part, said in PARTS.items())
     if seconds.get("pause"):
-        parts += f"; saving and evaluating took {seconds['pause']:.1f} s beside"
+        parts += f"; saves, evaluations and traces took {seconds['pause']:.1f} s beside"
     idle = max(("data", "peers", "host"), key=lambda part: share[part])
     if share[idle] < BOUND:
         said = f"device-bound: the devices were busy {share['device']:.0%} of the time ({parts})"

@@ -28,7 +28,7 @@ def tables(
     yield Table(heading(plan))
     yield memory_table(plan)
     if plan.traffic is not None and plan.traffic.moved:
-        yield traffic_table(plan.traffic, plan.totals)
+        yield traffic_table(plan.traffic, plan.totals, plan.timing)
     if plan.timing is not None:
         yield from time_tables(plan.timing)
     if ranked:
@@ -96,17 +96,30 @@ def memory_table(plan: Plan) -> Table:
     return Table("", head, rows, head[1:3])
 
 
-def traffic_table(traffic: Traffic, totals: Sequence[Total]) -> Table:
+def traffic_table(traffic: Traffic, totals: Sequence[Total], timing: Timing | None) -> Table:
+    """A collective that moves several tensors takes its time for each in proportion to its bytes."""
     unit = unit_of(traffic.payload_bytes)
+    waits = {one.name: (one.alone_ms, one.exposed_ms) for one in timing.transfers} if timing else {}
+    payloads: dict[str, int] = {}
+    for one in traffic.moved:
+        payloads[one.name] = payloads.get(one.name, 0) + one.payload_bytes
     rows = []
     for total in totals:
         if total.payload_bytes < WORTH_A_LINE * traffic.payload_bytes:
             continue
         beside = [one for one in traffic.moved if (one.kind, one.tensor) == (total.kind, total.tensor)]
         numbers = (unit.text(total.payload_bytes), unit.text(total.sent_bytes), str(total.count))
-        rows.append((total.kind, total.tensor, *numbers, f"{total.hidden_share:.0%}", _with_matmuls(beside)))
-    head = ("collective", "of", f"payload {unit.name}", f"sent {unit.name} a device", "times", "async", "with a matmul")
-    rows.append(("sum", "", unit.text(traffic.payload_bytes), unit.text(traffic.sent_bytes), "", "", ""))
+        alone, exposed = (
+            sum(waits[one.name][i] * one.payload_bytes / payloads[one.name] for one in beside if one.name in waits)
+            for i in (0, 1)
+        )
+        hidden = (f"{total.hidden_share:.0%}", _with_matmuls(beside))
+        rows.append((total.kind, total.tensor, *numbers, *hidden, f"{alone:.1f}", f"{exposed:.1f}"))
+    columns = (f"payload {unit.name}", f"sent {unit.name} a device", "times", "async", "with a matmul")
+    head = ("collective", "of", *columns, "predicted ms alone", "ms exposed")
+    all_alone, all_exposed = (f"{sum(ms[i] for ms in waits.values()):.1f}" for i in (0, 1))
+    sizes = (unit.text(traffic.payload_bytes), unit.text(traffic.sent_bytes))
+    rows.append(("sum", "", *sizes, "", "", "", all_alone, all_exposed))
     return Table("", head, rows, head[2:])
 
 

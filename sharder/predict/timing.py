@@ -72,6 +72,16 @@ class Spending:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """All times a step of one collective."""
+
+    name: str  # the instruction
+    times: int
+    alone_ms: float  # had it the device to itself
+    exposed_ms: float  # of that, with nothing running beside it
+
+
+@dataclass(frozen=True)
 class Timing:
     """Of one step, all of it predicted."""
 
@@ -94,6 +104,7 @@ class Timing:
     kernels: int  # launched
     collectives_alone_ms: float  # what they would take one after the other
     collectives_exposed_ms: float
+    transfers: tuple[Transfer, ...]  # what waits longest first
     top: tuple[Spending, ...]  # the ten dearest instructions, dearest first
     places: tuple[Spending, ...]  # add up to step_ms, dearest first
     unknown: tuple[tuple[str, int], ...]  # what the model knows no time of beyond its bytes, and how often it runs
@@ -131,10 +142,25 @@ def timing(
         kernels=sum(run.times for run in found.runs if run.kernel is not None),
         collectives_alone_ms=1e3 * sum(run.times * run.transfer_s for run in moving),
         collectives_exposed_ms=1e3 * sum(run.times * run.exposed_s for run in moving),
+        transfers=transfers_of(moving),
         top=tuple(spent[:TOP]),
         places=tuple(by_place(spent)),
         unknown=tuple(sorted(found.unknown.items())),
     )
+
+
+def transfers_of(moving: Iterable[Run]) -> tuple[Transfer, ...]:
+    found: dict[str, Transfer] = {}
+    for run in moving:
+        name, alone, exposed = run.instruction.name, 1e3 * run.transfer_s, 1e3 * run.exposed_s
+        before = found.get(name, Transfer(name, 0, 0.0, 0.0))
+        found[name] = Transfer(
+            name,
+            before.times + run.times,
+            before.alone_ms + run.times * alone,
+            before.exposed_ms + run.times * exposed,
+        )
+    return tuple(sorted(found.values(), key=lambda one: (-one.exposed_ms, -one.alone_ms, one.name)))
 
 
 def counted_flops(program: Program) -> int:

@@ -18,6 +18,7 @@ WORTH_SAYING = 0.01  # of the payload: activations that travel are no accident
 class Moved:
     """One tensor of one collective."""
 
+    name: str  # the instruction, which moves others too where several are joined
     kind: str  # all-gather ...
     tensor: str  # one of communication.TENSORS
     what: str  # the weights it may be, else as `tensor`
@@ -58,6 +59,7 @@ def traffic(program: Program, module: Module) -> tuple[Traffic, list[Total]]:
 def _moved(row: Row, host_of: dict[int, int]) -> Moved:
     collective = row.collective
     return Moved(
+        name=collective.name,
         kind=row.kind,
         tensor=row.tensor,
         what=row.what,

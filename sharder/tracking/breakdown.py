@@ -24,6 +24,7 @@ def publish(breakdown: Breakdown, folder: Path, say: Callable[[str], None]) -> N
     say(text(breakdown))
     for sentence in breakdown.sentences:
         say(sentence)
+    say(f"table and figure: {folder / BREAKDOWN}, {folder / FIGURE}.svg, .png")
 
 
 def by_category(breakdown: Breakdown) -> dict[str, dict[str, float]]:
@@ -51,14 +52,14 @@ def text(breakdown: Breakdown, width: int = 110) -> str:
     with console.capture() as capture:
         console.print(table)
         console.print(
-            f"mean of {found.steps} steps and {found.device_count} devices; {found.share(found.divided_ns):.1%} of the "
-            f"time was divided among what XLA fused, {found.share(found.inferred_ns):.1%} had no scope and got its "
-            "neighbours'"
+            f"mean of {found.steps} steps; devices: {found.device_count} of {breakdown.window['flop']['devices']}; "
+            f"{found.share(found.divided_ns):.1%} of the time was divided among what XLA fused, "
+            f"{found.share(found.inferred_ns):.1%} had no scope and got its neighbours'"
         )
         if breakdown.ablated_share is not None:
-            attention = found.share(found.attention.ns)
             console.print(
-                f"attention: {attention:.1%} by attribution, {breakdown.ablated_share:.1%} by leaving it out (measured)"
+                f"attention: {breakdown.attention_share_of_busy:.1%} of the busy time by attribution, "
+                f"{breakdown.ablated_share:.1%} of a step by leaving it out (measured)"
             )
     return capture.get().rstrip("\n")
 

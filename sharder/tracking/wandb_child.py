@@ -60,7 +60,8 @@ def _log_breakdown(run: Any, folder: Path) -> None:
 
     with contextlib.suppress(OSError, ValueError, KeyError):
         rows = json.loads((folder / "breakdown.json").read_text())["rows"]
-        table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        columns = list(rows[0])
+        table = wandb.Table(columns=columns, data=[[row[column] for column in columns] for row in rows])
         run.log({"breakdown": table, "breakdown_figure": wandb.Image(str(folder / "breakdown.png"))})
 
 

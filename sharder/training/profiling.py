@@ -13,15 +13,17 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from sharder.errors import UserError
 from sharder.measure.breakdown import HLO, WINDOW, WINDOW_NAME, read_breakdown
 from sharder.run_folder import write_atomically
-from sharder.tracking.breakdown import publish
+from sharder.tracking.breakdown import BREAKDOWN, publish
 from sharder.training.ablation import ablate
 from sharder.training.clock import DATA, HOST, PAUSE, PEERS, Clock, Spent
 from sharder.training.program import Program
@@ -45,9 +47,12 @@ class Profile:
         self._last = self._first + config.profile.steps - 1
         self._on = config.profile.name == "window" and self._last < config.train.steps
         if config.profile.name == "window" and not self._on:
-            log.info(f"profile=window: no trace, since only {config.train.steps - first_step} steps are left")
+            log.info(
+                f"profile=window: no trace, since only {config.train.steps - first_step} steps are left, and it takes "
+                f"{config.profile.after_steps} + {config.profile.steps}"
+            )
         self._kept = False
-        self._annotation: Any = None
+        self._annotation: Any = None  # while it traces
         self._before, self._began = Spent(), 0.0
 
     def begins(self, step: int) -> bool:
@@ -58,35 +63,39 @@ class Profile:
 
     def begin(self) -> None:
         """When no step is under way."""
-        shutil.rmtree(self.folder, ignore_errors=True)  # an earlier attempt's
-        self.folder.mkdir(parents=True)
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # its events are many, and of no device
-        jax.profiler.start_trace(str(self.folder), profiler_options=options)
+        with self._clock.host(PAUSE), _or_without("trace"):
+            shutil.rmtree(self.folder, ignore_errors=True)  # an earlier attempt's
+            (self.folder.parent / BREAKDOWN).unlink(missing_ok=True)
+            self.folder.mkdir(parents=True)
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # its events are many, and of no device
+            jax.profiler.start_trace(str(self.folder), profiler_options=options)
+            self._annotation = jax.profiler.TraceAnnotation(WINDOW_NAME)
+            self._annotation.__enter__()
         self._before = self._clock.total
-        self._annotation = jax.profiler.TraceAnnotation(WINDOW_NAME)
-        self._annotation.__enter__()
         self._began = time.perf_counter()
 
     def end(self) -> None:
         """When the steps are done."""
+        if self._annotation is None:
+            return
         wall_s = time.perf_counter() - self._began
         self._annotation.__exit__(None, None, None)
         spent = self._clock.total - self._before
-        with self._clock.host(PAUSE):
+        with self._clock.host(PAUSE), _or_without("trace"):
             jax.profiler.stop_trace()
             self._keep(wall_s, spent)
-        self._kept = True
-        log.info(f"traced steps {self._first} to {self._last}: {self.folder}")
+            self._kept = True
+            log.info(f"traced steps {self._first + 1} to {self._last + 1}: {self.folder}")
 
     def report(self, state: TrainState, batch: Batch, say: Callable[[str], None]) -> None:
         """After training, so that nobody waits for it meanwhile. Process 0 tells what its own devices did."""
-        if not self._kept:
-            return
-        if self._program.config.profile.ablation:
-            ablate(self._program, self._compiled, state, batch, self.folder)
-        if jax.process_index() == 0:
-            publish(read_breakdown(self.folder), self.folder.parent, say)
+        if self._on and self._program.config.profile.ablation:  # of all, though one has no trace: they meet in it
+            with _or_without("ablation"):
+                ablate(self._program, self._compiled, state, batch, self.folder)
+        if self._kept and jax.process_index() == 0:
+            with _or_without("breakdown"):
+                publish(read_breakdown(self.folder), self.folder.parent, say)
 
     def _keep(self, wall_s: float, spent: Spent) -> None:
         config = self._program.config
@@ -96,7 +105,7 @@ class Profile:
             "first_step": self._first,
             "steps": config.profile.steps,
             "wall_ms": wall_s * 1e3,
-            "waiting_ms": {part: spent.of(part) * 1e3 for part in (DATA, PEERS, HOST)},
+            "waiting_ms": {part: spent.of(part) * 1e3 for part in (DATA, PEERS, PAUSE, HOST)},
             "devices": len(self._program.mesh.local_devices),
             "flop": self._rates.basis(),
             "attn": config.attn.name,
@@ -104,3 +113,12 @@ class Profile:
             "layout": config.layout.name,
         }
         write_atomically(self.folder / WINDOW, json.dumps(told, indent=2) + "\n")
+
+
+@contextmanager
+def _or_without(what: str) -> Iterator[None]:
+    """A full disk, or a profiler or an ablation that fails, is no reason to end a run."""
+    try:
+        yield
+    except (OSError, RuntimeError, UserError) as error:
+        log.error(f"profile=window: no {what}, and the training goes on ({error})")

@@ -38,6 +38,13 @@ class Rates:
             row[f"{what}_per_s"] = count / step_s
             row[f"{what}_per_s_per_device"] = count / step_s / devices
         row["model_flop_per_s"] = self.flops.model / step_s
+        if self.machine.peak is None and "peak" not in self._told:
+            self._told.add("peak")
+            on = f"{self.machine.device_kind!r} in {self.machine.dtype}"
+            log.info(
+                f"no mfu, but model_flop_per_s: sharder/measure/peaks.py has no peak of {on}; "
+                "hardware.peak_flops_per_s=... gives one"
+            )
         row |= {figure.name: figure.value for figure in self._figures(step_s) if figure.value is not None}
         return row
 
@@ -69,6 +76,8 @@ class Rates:
                 if name not in self._told:
                     self._told.add(name)
                     log.error(f"{error}; {name} is left out")
+                if figure is mfu:
+                    return []  # the others are of the same time and peak
         return [*figures, mfu_6nd(self.parameters, self.tokens, step_s, self.machine)]
 
 
@@ -83,7 +92,13 @@ def make_rates(program: Program, on: Machine | None = None) -> Rates:
         parameters=parameters(state.trainable, state.frozen),
         tokens=tokens(config.model, size, cameras),
         flops=flops,
-        machine=on or machine(devices.flat[0].device_kind, devices.size, config.model.compute_dtype),
+        machine=on
+        or machine(
+            devices.flat[0].device_kind,
+            devices.size,
+            config.model.compute_dtype,
+            config.hardware.peak_flops_per_s,
+        ),
     )
 
 

@@ -26,7 +26,7 @@ def test_busy_devices():
     said = verdict({"device": 9.8, "data": 0.1, "host": 0.1, "pause": 3.0}, steps=10, workers=2)
     assert (said.bound_by, said.share) == ("device", pytest.approx(0.98))
     assert said.text.startswith("device-bound: the devices were busy 98% of the time (1000.0 ms a step: 980.0 device")
-    assert "saving and evaluating took 3.0 s beside" in said.text
+    assert "saves, evaluations and traces took 3.0 s beside" in said.text
 
 
 @pytest.mark.parametrize(

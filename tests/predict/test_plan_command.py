@@ -23,8 +23,8 @@ from sharder.predict.inputs import read_inputs
 from sharder.predict.memory import Memory, Part, Saving
 from sharder.predict.plan import Choices, Hardware, Plan
 from sharder.predict.target import GPUS
-from sharder.predict.timing import Assumptions, Share, Spending, Timing
-from sharder.predict.traffic import Traffic
+from sharder.predict.timing import Assumptions, Share, Spending, Timing, Transfer
+from sharder.predict.traffic import Moved, Traffic
 from sharder.table import print_table
 
 CONF = Path(compose.__file__).parent / "conf" / "hardware"
@@ -133,6 +133,13 @@ def test_a_recording_that_is_not_here_is_planned_with_every_camera_and_that_is_s
         read_inputs(config)
 
 
+def moved(name: str, tensor: str, payload_bytes: int) -> Moved:
+    sent, between = 0.75 * payload_bytes, {"instructions_between": 4, "matmuls_between": 1}
+    dims = {"dims": (2, 3), "group_size": 4, "between_hosts": False, "times": 18}
+    what = {"kind": "all-gather", "tensor": tensor, "what": tensor, "scope": "", "dtype": "bf16"}
+    return Moved(name=name, payload_bytes=payload_bytes, sent_bytes=sent, is_async=True, **what, **dims, **between)
+
+
 PLAN = Plan(
     Choices("pi0", (1, 4), "auto", "xla", "full", 16, 2, "float32", "bfloat16", 0.99, ("base_0_rgb",)),
     Hardware("h100", "NVIDIA H100 80GB HBM3", 4, 1, 989.4e12, "NVIDIA"),
@@ -145,8 +152,21 @@ PLAN = Plan(
         ("gemma/odd (2.0 MB)",),
     ),
     Saving(10**9, 4 * 10**9, 3),
-    Traffic((), 10**9, 0.75e9, 10**9, "1.000 GB of payload a step"),
-    (Total("all-gather", "layer weights", 10**9, 0.75e9, 18, 1.0),),
+    Traffic(
+        (
+            moved("gather.1", "layer weights", 6 * 10**8),
+            moved("gather.1", "other weights", 2 * 10**8),
+            moved("gather.2", "layer weights", 2 * 10**8),
+        ),
+        10**9,
+        0.75e9,
+        10**9,
+        "1.000 GB of payload a step",
+    ),
+    (
+        Total("all-gather", "layer weights", 8 * 10**8, 0.6e9, 19, 1.0),
+        Total("all-gather", "other weights", 2 * 10**8, 0.15e9, 18, 1.0),
+    ),
     Timing(
         label="predicted",
         model="a roofline",
@@ -167,6 +187,7 @@ PLAN = Plan(
         kernels=10,
         collectives_alone_ms=30.0,
         collectives_exposed_ms=0.0,
+        transfers=(Transfer("gather.1", 18, 20.0, 6.0), Transfer("gather.2", 1, 10.0, 0.0)),
         top=(Spending("MLP", "language", "forward", "custom-call.7", "product", "arithmetic", 18, 8.0, 0.08),),
         places=(),
         unknown=(("custom-call their_kernel", 18),),
@@ -218,6 +239,16 @@ def test_the_page_says_what_a_step_is_predicted_to_take_and_by_what_model() -> N
     assert "launch gaps" not in text  # what takes nothing is no row
     assert "custom-call.7" in text and "MLP, language, forward" in text
     assert "no time is known of, beyond the bytes: custom-call their_kernel (18 a step)" in text
+
+
+def test_the_page_says_how_long_each_kind_of_collective_takes_and_is_waited_for() -> None:
+    """The gather of 20 ms moves layer weights for three quarters of its bytes."""
+    rows = [" ".join(line.split()) for line in printed(PLAN).splitlines() if line.startswith(("all-gather", "sum"))]
+    assert rows == [
+        "all-gather layer weights 0.800 0.600 19 100% 100% 25.0 4.5",
+        "all-gather other weights 0.200 0.150 18 100% 100% 5.0 1.5",
+        "sum 1.000 0.750 30.0 6.0",
+    ]
 
 
 def test_the_page_of_the_fastest_is_ordered_by_examples_per_second() -> None:

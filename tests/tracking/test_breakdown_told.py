@@ -19,7 +19,7 @@ def test_the_table_has_a_row_a_category_and_a_column_a_pass() -> None:
     row = next(line for line in said.splitlines() if "MLP" in line)
     assert row.replace("│", "").split() == ["MLP", "16.67", "33.33", "20.00", "70.00", "70.0%"]
     assert "7.0% of the time was divided among what XLA fused" in " ".join(said.split())
-    assert "attention: 0.0% by attribution, 20.0% by leaving it out" in said
+    assert "attention: 0.0% of the busy time by attribution, 20.0% of a step by leaving it out" in said
 
 
 def test_categories_come_by_time_and_what_is_no_op_last() -> None:
@@ -28,6 +28,8 @@ def test_categories_come_by_time_and_what_is_no_op_last() -> None:
         "optimizer",
         "collectives",
         "data wait",
+        "peer wait",
+        "saving",
         "idle",
         "not in the trace",
     ]
@@ -40,7 +42,10 @@ def test_the_figure_says_when_the_trace_is_incomplete(tmp_path: Path) -> None:
     assert ElementTree.parse(svg).getroot().tag.endswith("svg")
     assert "INCOMPLETE TRACE" in svg.read_text()
     assert json.loads((tmp_path / "breakdown.json").read_text())["complete"] is False
-    assert said[-1] == "incomplete, no conclusion: the plane 'x' is missing"
+    assert said[-2:] == [
+        "incomplete, no conclusion: the plane 'x' is missing",
+        f"table and figure: {tmp_path}/breakdown.json, {tmp_path}/breakdown.svg, .png",
+    ]
 
 
 @pytest.mark.multiprocess

@@ -18,4 +18,4 @@ def test_both_agree_within_3_points(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "outputs/train/x/profile/breakdown.json").read_text())
     assert told["complete"], told["problems"]
     assert told["attention_share"] > 0.02
-    assert told["attention_share"] == pytest.approx(told["attention_share_by_ablation"], abs=0.03)
+    assert told["attention_share_of_busy"] == pytest.approx(told["attention_share_by_ablation"], abs=0.03)
