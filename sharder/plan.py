@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+import sharder.early  # noqa: F401 (importing it does it)
 from sharder.compose import main
 from sharder.config import Config
 from sharder.errors import EXIT_USER_ERROR, UserError

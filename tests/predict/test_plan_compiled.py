@@ -66,6 +66,17 @@ def test_a_run_on_four_h100s() -> None:
     assert sum(one["payload_bytes"] for one in moved) == plan["traffic"]["payload_bytes"]
     assert all(one["times"] >= 1 and one["group_size"] == 4 and not one["between_hosts"] for one in moved)
 
+    # What is multiplied is what shapes say, and the time is that of its parts.
+    takes = plan["timing"]
+    assert takes["compiled_flops"] == pytest.approx(takes["counted_flops"], rel=0.02)
+    assert sum(part["ms"] for part in takes["parts"]) == pytest.approx(takes["step_ms"])
+    assert sum(place["ms"] for place in takes["places"]) == pytest.approx(takes["step_ms"])
+    assert takes["unknown"] == []
+    alone = sum(one["alone_ms"] for one in takes["transfers"])
+    assert takes["step_ms"] <= takes["exposed_step_ms"] and alone == pytest.approx(takes["collectives_alone_ms"])
+    assert {one["name"] for one in moved} <= {one["name"] for one in takes["transfers"]}
+    assert "predicted: " in text and "mean error" in text
+
     assert "fits: " in text and "planned for 4 x NVIDIA H100 80GB HBM3 of 1 host" in text
     assert "data.root=/nowhere is not here; cameras: base_0_rgb, left_wrist_0_rgb, right_wrist_0_rgb" in text
 
@@ -106,6 +117,36 @@ def test_what_does_not_fit_comes_with_a_change_whose_own_plan_does() -> None:
         assert needs["total_bytes"] <= needs["limit_bytes"] == int(0.75 * 9500000)
         assert sum(parts_of(one["plan"]).values()) == needs["total_bytes"]
     assert f"it fits with {fitting[0]['change']}" in text
+
+
+@pytest.mark.slow
+def test_the_fastest_of_several_ways() -> None:
+    written, text = planned("mesh=fsdp4", "train.batch_size=16", "plan.search=fastest", "plan.remats=[full,none]")
+    ways = [one["plan"] for one in written["ranked"]]
+    assert len(ways) == 4 and {way["choices"]["layout"] for way in ways} == {"gather", "auto"}
+    rates = [way["timing"]["examples_per_s"] for way in ways]
+    assert rates == sorted(rates, reverse=True)
+    assert written["plan"] == ways[0]
+    assert f"the fastest is {written['ranked'][0]['change']}" in text
+
+
+@pytest.mark.slow
+def test_full_pi0_on_four_h100s_and_a_batch_that_does_not_fit() -> None:
+    """Two minutes: compiled in full, and again with each proposal."""
+    base = ("model=pi0", "layout.min_shard_bytes=16384", "mesh=fsdp4", "hardware.count=4")
+    written, _ = planned(*base, "train.batch_size=16")
+    plan = written["plan"]
+    assert plan["timing"]["compiled_flops"] == pytest.approx(plan["timing"]["counted_flops"], rel=0.02)
+    needs, parts = plan["memory"], parts_of(plan)
+    assert needs["fits"] and sum(parts.values()) == needs["total_bytes"]
+    assert parts[memory.GAPS] < 0.02 * needs["total_bytes"]
+    written, text = planned(*base, "train.batch_size=256")
+    assert not written["plan"]["memory"]["fits"]
+    fitting = [one for one in written["alternatives"] if one["fits"]]
+    assert fitting and f"it fits with {fitting[0]['change']}" in text
+    for one in fitting:
+        needs = one["plan"]["memory"]
+        assert needs["total_bytes"] <= needs["limit_bytes"] < 84_978_434_048
 
 
 @pytest.mark.slow
