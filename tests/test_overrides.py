@@ -21,7 +21,7 @@ REFUSED = [
     ("model.languge.width=3", "model.languge.width", "model.language.width?"),
     ("moddel=pi0", "moddel", "model?"),
     ("+train.stepz=3", "train.stepz", "train.steps?"),
-    ("train.optimizer=adamw", "train.optimizer", "the group optimizer=adamw|adamw_nano?"),
+    ("train.optimizer=adamw", "train.optimizer", "the group optimizer=adamw|adamw_nano|none?"),
     ("data.augment=off", "data.augment", "set data.augment.crop="),
     ("model.vision=so400m", "model.vision", "is a group of keys (width"),
     ("train=100", "train", "set train.steps="),
