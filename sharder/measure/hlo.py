@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from sharder.measure.replica_groups import replica_groups
@@ -86,6 +86,7 @@ class Instruction:
     arguments: str = field(repr=False)
     attribute_text: str = field(repr=False)
     is_root: bool = False
+    turns: int | None = None  # of a `while`, as counted from what it runs; see _turns
 
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
@@ -130,9 +131,9 @@ class Instruction:
 
     @property
     def trip_count(self) -> int | None:
-        """Of a `while`: how often its body runs, where XLA knows."""
+        """Of a `while`: how often its body runs, where XLA says or it can be counted."""
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.attributes.get("backend_config", ""))
-        return int(found[1]) if found else None
+        return int(found[1]) if found else self.turns
 
     @property
     def replica_groups(self) -> tuple[tuple[int, ...], ...]:
@@ -151,6 +152,10 @@ class Computation:
     @cached_property
     def by_name(self) -> dict[str, Instruction]:
         return {instruction.name: instruction for instruction in self.instructions}
+
+    @cached_property
+    def root(self) -> Instruction:
+        return next(instruction for instruction in self.instructions if instruction.is_root)
 
     @cached_property
     def position(self) -> dict[str, int]:
@@ -242,7 +247,7 @@ def parse(text: str) -> Module:
                 instructions.append(_instruction(line, number))
                 continue
             computations[name] = Computation(name, tuple(instructions))
-            entry = computations[name] if is_entry else entry
+            entry = name if is_entry else entry
             name, instructions = None, []
         elif line.startswith("HloModule"):
             header = line.split()[1].rstrip(",")
@@ -252,7 +257,44 @@ def parse(text: str) -> Module:
             is_entry, name = start[1] is not None, start[2]
     if entry is None:
         raise ValueError("HLO: the text has no ENTRY computation")
-    return Module(header, device_count, computations, entry)
+    computations = {name: _counted(computation, computations) for name, computation in computations.items()}
+    return Module(header, device_count, computations, computations[entry])
+
+
+def _counted(computation: Computation, computations: Mapping[str, Computation]) -> Computation:
+    """With its loops counted of which XLA does not say how often they turn, as on TPUs."""
+    uncounted = [one for one in computation.instructions if one.opcode == "while" and one.trip_count is None]
+    if not uncounted:
+        return computation
+    counted = {one.name: replace(one, turns=_turns(one, computation, computations)) for one in uncounted}
+    return Computation(computation.name, tuple(counted.get(one.name, one) for one in computation.instructions))
+
+
+def _turns(loop: Instruction, home: Computation, computations: Mapping[str, Computation]) -> int | None:
+    """Of a loop whose counter starts at a constant, goes up by 1, and has to be less than another; else None."""
+    condition, body = (computations[loop.called[key][0]] for key in ("condition", "body"))
+    asked, start, next_round = condition.root, home.by_name.get(loop.operands[0]), body.root
+    if asked.opcode != "compare" or asked.attributes.get("direction") != "LT":
+        return None
+    counter, end = (condition.by_name[name] for name in asked.operands)
+    if counter.opcode != "get-tuple-element" or not start or {start.opcode, next_round.opcode} != {"tuple"}:
+        return None
+    index = int(counter.attributes["index"])
+    first, last = _constant(start.operands[index], home), _constant(end.name, condition)
+    increment = body.by_name[next_round.operands[index]]
+    steps = [_constant(name, body) for name in increment.operands] if increment.opcode == "add" else []
+    others = [body.by_name[name] for name, step in zip(increment.operands, steps, strict=False) if step is None]
+    adds_one = sorted(steps, key=str) == [1, None] and others[0].attributes.get("index") == str(index)
+    return None if first is None or last is None or not adds_one else max(0, last - first)
+
+
+def _constant(name: str, home: Computation) -> int | None:
+    """The integer that this is, itself or a copy of it."""
+    instruction = home.by_name[name]
+    while instruction.opcode in ("copy", "bitcast"):
+        instruction = home.by_name[instruction.operands[0]]
+    is_integer = instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.arguments)
+    return int(instruction.arguments) if is_integer else None
 
 
 def _instruction(line: str, number: int) -> Instruction:

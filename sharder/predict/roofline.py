@@ -49,6 +49,9 @@ TPU_TILE = (128, 128)  # rows and columns of the matrix unit
 TPU_VECTOR_SHARE = 1 / 16  # of the matrix peak: 4 slots for 8 x 128 elements beside 4 matrix units of 128 x 128
 
 NO_KERNELS = {*WITHOUT_BYTES, "async-update", "async-done", "copy-done"}
+NO_WORK = {  # custom calls of TPUs that name or mark buffers
+    *("AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollectiveStart", "AsyncCollectiveDone", "ConcatBitcast"),
+}
 NO_MODEL = {"infeed", "outfeed", "send", "send-done", "recv", "recv-done", "fft", "cholesky", "triangular-solve"}
 
 
@@ -157,7 +160,7 @@ class Roofline:
         return self._kernels[name]
 
     def _find(self, instruction: Instruction, home: Computation) -> Kernel | None:
-        if instruction.opcode in NO_KERNELS:
+        if instruction.opcode in NO_KERNELS or call_target(instruction) in NO_WORK:
             return None
         if instruction.opcode == "custom-call":
             return self._custom_call(instruction, home)
@@ -207,6 +210,7 @@ class Roofline:
 
 def _strange(instruction: Instruction) -> str:
     """What it is, if the model has nothing to say of it; else nothing."""
-    if instruction.opcode == "custom-call" and not CUBLAS.match(call_target(instruction)):
-        return f"custom-call {call_target(instruction)}"
+    target = call_target(instruction)
+    if instruction.opcode == "custom-call" and target not in NO_WORK and not CUBLAS.match(target):
+        return f"custom-call {target}"
     return instruction.opcode if instruction.opcode in NO_MODEL else ""

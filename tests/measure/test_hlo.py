@@ -190,6 +190,54 @@ def test_a_loop_of_unknown_length_counts_once() -> None:
     assert visit.loops == (Loop("layer_body", None), Loop("head_body", 4))
 
 
+COUNTING = """HloModule test, is_scheduled=true
+
+%condition (c: (s32[], f32[4])) -> pred[] {{
+  %end = s32[] constant({end})
+  %c = (s32[], f32[4]{{0}}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%c), index=0
+  ROOT %less = pred[] compare(%i.1, %end), direction={direction}
+}}
+
+%body (b: (s32[], f32[4])) -> (s32[], f32[4]) {{
+  %b = (s32[], f32[4]{{0}}) parameter(0)
+  %i = s32[] get-tuple-element(%b), index=0
+  %x = f32[4]{{0}} get-tuple-element(%b), index=1
+  %step = s32[] constant({step})
+  %next = s32[] add(%i, %step)
+  ROOT %round = (s32[], f32[4]{{0}}) tuple(%next, %x)
+}}
+
+ENTRY %main (x0: f32[4]) -> (s32[], f32[4]) {{
+  %x0 = f32[4]{{0}} parameter(0)
+  %zero = s32[] constant({first})
+  %copied = s32[] copy(%zero)
+  %start = (s32[], f32[4]{{0}}) tuple(%copied, %x0)
+  ROOT %loop = (s32[], f32[4]{{0}}) while(%start), condition=%condition, body=%body{said}
+}}
+"""
+AS_SCANS_DO = {"first": 0, "end": 18, "step": 1, "direction": "LT", "said": ""}
+
+
+@pytest.mark.parametrize(
+    ("changed", "turns"),
+    [
+        ({}, 18),
+        ({"first": 2}, 16),
+        ({"first": 20}, 0),
+        ({"step": 2}, None),
+        ({"direction": "GT"}, None),
+        ({"said": ', backend_config={"known_trip_count":{"n":"3"}}'}, 3),
+    ],
+)
+def test_a_loop_that_xla_does_not_count_is_counted_where_it_counts_up_by_one(
+    changed: dict[str, object], turns: int | None
+) -> None:
+    module = parse(COUNTING.format(**AS_SCANS_DO | changed))
+    assert module.entry.by_name["loop"].trip_count == turns
+    assert module.times["body"] == (1 if turns is None else turns)
+
+
 def test_a_fusion_that_runs_beside_others_is_read_as_the_fusion_that_it_starts() -> None:
     module = parse("""HloModule test, is_scheduled=true
 
