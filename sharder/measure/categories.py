@@ -9,7 +9,8 @@ all paths, with ";" between them: the first counts.
 
     forward        what the loss needs, computed once
     backward       its gradient
-    recomputation  computed again for the gradient: under jax.checkpoint, or by XLA, which marks the instruction's name
+    recomputation  computed again for the gradient: under jax.checkpoint, in the scope "recomputation" (attn=flash), or
+                   by XLA, which marks the instruction's name
     outside        neither: the optimizer, keys of random numbers
 """
 
@@ -65,6 +66,7 @@ SCOPES: dict[str, tuple[str, str]] = {  # named scope: category, part
     "noise": (OTHER, "random numbers"),
     "loss": (OTHER, "loss"),
 }
+RECOMPUTATION = "recomputation"  # a scope that says the pass and no category
 BACKWARD_SCOPES = {"reduce_gradients", "table_gradient"}  # of gradients, though differentiation did not make them
 
 FUNCTION = re.compile(r"\bp?jit\([^()]*\)")
@@ -95,9 +97,7 @@ def place_of(op_name: str, instruction: str = "") -> Place:
     category, part = SCOPES[scopes[-1]] if scopes else (OTHER, UNSCOPED)
     if "vision" in scopes and category not in (COLLECTIVES, ACTION_HEAD):  # XLA joins paths of what it merges
         category, part = VISION, part if category == VISION else category
-    return Place(
-        category, part, _pass_of(op_name, instruction, category, BACKWARD_SCOPES.intersection(_words(op_name)))
-    )
+    return Place(category, part, _pass_of(op_name, instruction, category))
 
 
 def collective_place(kind: str, op_name: str) -> Place:
@@ -119,11 +119,11 @@ def _first_path(op_name: str) -> str:
     return op_name.split(";", 1)[0]
 
 
-def _pass_of(op_name: str, instruction: str, category: str, is_of_gradients: object) -> Pass:
-    path = _first_path(op_name)
-    if "rematted_computation" in path or ".remat" in instruction:
+def _pass_of(op_name: str, instruction: str, category: str) -> Pass:
+    path, words = _first_path(op_name), _words(op_name)
+    if "rematted_computation" in path or RECOMPUTATION in words or ".remat" in instruction:
         return "recomputation"
-    if "transpose(" in path or is_of_gradients:
+    if "transpose(" in path or BACKWARD_SCOPES.intersection(words):
         return "backward"
     # What does not depend on the loop around it XLA or JAX moves out of it, and jax.grad's marks are lost.
     return "forward" if "jvp(" in path or category in MODEL else "outside"

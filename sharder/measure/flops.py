@@ -11,22 +11,29 @@ Two counts, and what differs between them:
     program   what our program multiplies, as traced. One loop runs all layers, and to it they are all alike. So it has
               scores that are masked afterwards (a prefix query with a suffix key, the state's with an action's); in
               the last layer the prefix's queries, attention, output projection and MLP, which nobody reads; and where
-              weights are frozen, gradients of activations in every layer and both streams as soon as one needs any
+              weights are frozen, gradients of activations in every layer and both streams as soon as one needs any.
+              attn=flash has only some of the masked scores, see model/tiles.py
 
 Padding counts: a padded prompt token and the tokens of a masked camera go through the model as all others do.
-Recomputation is a pass of its own, never part of the model's FLOPs. The number of devices, accumulation, the layout
-and `attn` change nothing: these are the FLOPs of the global batch.
+Recomputation is a pass of its own, never part of the model's FLOPs; attn=flash computes the scores again in any
+backward pass. The number of devices, accumulation and the layout change nothing: these are the FLOPs of the global
+batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from sharder.config import ModelConfig
 from sharder.measure.products import Component, Count, Flops, Ledger, Part, Shapes
+
+# Attention in tiles: blocks of queries [T] and of keys [S], as in a BlockMask -> how many keys each query meets, [T].
+Scored = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def step_flops(
@@ -37,9 +44,14 @@ def step_flops(
     cameras: int,
     remat: str = "none",
     count: Count = "loss",
+    scored: Scored | None = None,
 ) -> Flops:
-    """`trainable` and `frozen` are the weights by path, `batch_size` is global, `remat` as in config.remat.name."""
-    model = _Model(config, batch_size, cameras, Ledger(trainable, frozen, remat), as_traced=count == "program")
+    """`trainable` and `frozen` are the weights by path, `batch_size` is global, `remat` as in config.remat.name.
+
+    `scored`: of attn=flash, model.tiles.scored. None: all scores are one product, and kept unless `remat` drops them.
+    """
+    ledger = Ledger(trainable, frozen, remat)
+    model = _Model(config, batch_size, cameras, ledger, as_traced=count == "program", scored=scored)
     model.walk()
     return Flops({key: flops for key, flops in model.ledger.flops.items() if flops}, count)
 
@@ -80,7 +92,7 @@ class _Stream:
 
 
 class _Block(NamedTuple):
-    """Scores between the queries of one stream and the keys of another."""
+    """Scores between the queries of one stream and the keys of another; in tiles, `keys` stands for those of all."""
 
     queries: _Stream
     keys: _Stream
@@ -105,6 +117,7 @@ class _Model:
     cameras: int
     ledger: Ledger
     as_traced: bool
+    scored: Scored | None
 
     def walk(self) -> None:
         trains = self.ledger.trains
@@ -126,9 +139,11 @@ class _Model:
         self.ledger.weight("vision", "embedding", "vision/patch_kernel", images * T, input_grad=False)
         grad = trains("vision/patch_kernel", "vision/patch_bias", "vision/position")
         stream = _Stream("vision", "vision/layers/", images * T, ("up",), grad)
+        one_block = np.zeros(T, int)
+        pairs = int(self.scored(one_block, one_block).sum()) if self.as_traced and self.scored else T * T
         self.enter_loop("vision/layers/", (stream,))
         for _ in range(self.config.vision.depth):
-            self.layer((stream,), (_Block(stream, stream, images * T * T),), self.config.vision.width)
+            self.layer((stream,), (_Block(stream, stream, images * pairs),), self.config.vision.width)
         grad = stream.grad or trains("vision/norm/")
         self.ledger.weight("vision", "head", "vision/head", images * T, input_grad=grad)
         return grad or trains("vision/head/")
@@ -155,7 +170,14 @@ class _Model:
         prefix = _Stream("language", "gemma/layers/language/", B * P, gated, prefix_grad)
         suffix = _Stream("action", "gemma/layers/action/", B * A, gated, suffix_grad, condition_grad)
         blocks = [_Block(prefix, prefix, B * P * P), _Block(suffix, prefix, B * A * P)]
-        if self.as_traced:
+        if self.as_traced and self.scored:
+            token_blocks = np.repeat([0, 1, 2], [P, A - H, H])
+            pairs = self.scored(token_blocks, token_blocks)
+            blocks = [
+                _Block(prefix, prefix, B * int(pairs[:P].sum())),
+                _Block(suffix, suffix, B * int(pairs[P:].sum())),
+            ]
+        elif self.as_traced:
             blocks += [_Block(suffix, suffix, B * A * A), _Block(prefix, suffix, B * P * A)]
         else:
             blocks += [_Block(suffix, suffix, B * (A * A - (A - H) * H))]  # the state sees no action
@@ -198,8 +220,12 @@ class _Model:
             q, (_, _, k, v) = projected[queries.path].q, projected[keys.path]
             # As traced all queries are in one product: if one stream's result is read again, both streams' are.
             read = any(out_trained.values()) if self.as_traced else out_trained[queries.path]
-            component, is_again = queries.component, again[queries.path]
-            self.ledger.scores(component, pairs * channels, q, k, v, again=is_again, result_read=read)
+            self.ledger.scores(
+                *(queries.component, pairs * channels, q, k, v),
+                again=again[queries.path],
+                result_read=read,
+                in_tiles=self.scored is not None,
+            )
 
     def projected(self, stream: _Stream) -> _Projected:
         path = stream.path

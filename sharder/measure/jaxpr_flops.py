@@ -9,7 +9,8 @@ carries the kinds that it depends on:
     depends on the cotangent, the other operand on data        the gradient of a weight: cotangent x activation; inside
                                                                the scope "attention", where both operands of the product
                                                                were activations, that of an activation
-    does not, inside what jax.checkpoint runs backward         recomputation
+    does not, inside what jax.checkpoint runs backward, or     recomputation
+    inside the scope "recomputation"
     does not, elsewhere                                        forward
 
 What is in the jaxpr counts. JAX traces no gradient that nothing depends on, and drops from a checkpointed body what
@@ -32,11 +33,12 @@ from jax.extend.core import Literal, jaxprs_in_params
 
 from sharder.measure.products import Pass
 
-CALLS = {"jit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
+CALLS = {"jit", "closed_call", "eval_jaxpr", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 # Kernels that multiply without saying so in the jaxpr.
 OPAQUE = re.compile(r"ffi_call|ragged_dot|dot_product_attention|scaled_matmul|cudnn_fusion|tpu_custom_call")
 WRITES = {"swap", "addupdate"}
 ATTENTION = "attention"  # the scope whose products have no weight for an operand
+RECOMPUTATION = "recomputation"  # the scope of what a gradient of its own (attn=flash) computes again
 
 
 class Depends(enum.Flag):
@@ -166,7 +168,7 @@ class _Place:
         of_cotangent = [kind for kind in inputs if Depends.COTANGENT in kind]
         others = [kind for kind in inputs if Depends.COTANGENT not in kind]
         if not of_cotangent:
-            return "recomputation" if self.is_backward_checkpoint else "forward"
+            return "recomputation" if self.is_backward_checkpoint or RECOMPUTATION in scopes else "forward"
         is_weight = all(Depends.DATA not in kind for kind in others)
         return "backward_activations" if is_weight or ATTENTION in scopes else "backward_weights"
 

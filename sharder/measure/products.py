@@ -120,12 +120,22 @@ class Ledger:
         self._product(component, part, b, tokens * elements, low_grad, dropped and again)
 
     def scores(
-        self, component: Component, multiplications: int, q: bool, k: bool, v: bool, *, again: bool, result_read: bool
+        self,
+        component: Component,
+        multiplications: int,
+        q: bool,
+        k: bool,
+        v: bool,
+        *,
+        again: bool,
+        result_read: bool,
+        in_tiles: bool,
     ) -> None:
         """queries x keys, then shares x values. q, k, v: do they need gradients?
 
         `again` and `result_read`: does the backward pass read the result where nothing is kept, and where products of
-        weights are? Both products have batch dims, so dots_no_batch keeps neither.
+        weights are? Both products have batch dims, so dots_no_batch keeps neither. `in_tiles`: as attn=flash has it,
+        no remat keeps the scores, and all but full the result.
         """
         flops = 2 * multiplications
         shares = q or k
@@ -133,10 +143,11 @@ class Ledger:
         self.flops[Key(component, "scores", "backward_activations")] += flops * (q + k + shares + v)
         if self.remat == "full":
             times = 2 * again
-        elif self.remat == "dots_no_batch":
+        elif self.remat == "dots_no_batch" and not in_tiles:
             times = (shares or v or result_read) + result_read
         else:
             times = 0
+        times += in_tiles and (shares or v)
         self.flops[Key(component, "scores", "recomputation")] += flops * times
 
     def _product(

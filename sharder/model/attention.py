@@ -6,37 +6,12 @@ B batch   T queries   S keys   N query heads   K key/value heads   G = N / K   H
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-MASKED = -2.0e38  # finite: a row that is masked whole must not become NaN
-
-
-@dataclass(frozen=True)
-class BlockMask:
-    """Who sees whom, as structure rather than as a T x S array.
-
-    Tokens lie in blocks; a query sees the keys of its own block and of lower ones that are valid. pi0 has three:
-
-                      keys: prefix (0)   state (1)   actions (2)
-        prefix  query           x
-        state   query           x            x
-        actions query           x            x            x
-
-    Padding is never seen. A padded query's output is read by nobody, so its row is left as it falls.
-    """
-
-    query_block: np.ndarray  # [T] int, known while tracing, so that whole blocks can be skipped
-    key_block: np.ndarray  # [S] int
-    key_valid: jax.Array  # [B, S] bool
-
-    def dense(self) -> jax.Array:
-        """[B, T, S] bool."""
-        reachable_TS = self.key_block[None, :] <= self.query_block[:, None]
-        return jnp.asarray(reachable_TS)[None] & self.key_valid[:, None, :]
+from sharder.model.block_mask import MASKED, BlockMask
+from sharder.model.flash import flash
 
 
 def naive(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: BlockMask) -> jax.Array:
@@ -65,4 +40,4 @@ def ablated(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Block
 
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array, BlockMask], jax.Array]
-IMPLEMENTATIONS: dict[str, Attention] = {"naive": naive, "xla": xla, "flash": xla}  # flash: the best there is yet
+IMPLEMENTATIONS: dict[str, Attention] = {"naive": naive, "xla": xla, "flash": flash}

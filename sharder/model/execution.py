@@ -12,6 +12,7 @@ from flax import nnx
 
 from sharder.config import Config
 from sharder.model.attention import IMPLEMENTATIONS, Attention, ablated
+from sharder.model.flash import ATTENDED
 from sharder.model.weight import LayerHook, RowHook
 
 ABLATED = "ablated"  # no option of attn: it changes the result, and serves to measure what attention costs
@@ -23,9 +24,16 @@ def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     return primitive.name not in ("custom_vjp_call", "all_gather") and parameters.get("name") != GATHERED
 
 
+def and_attended(policy: Any) -> Any:
+    """And what flash attention left for its backward pass: as small as its queries, and dear to compute again."""
+    return jax.checkpoint_policies.save_from_both_policies(
+        policy, jax.checkpoint_policies.save_only_these_names(ATTENDED)
+    )
+
+
 POLICIES: dict[str, Any] = {  # what a layer's forward pass keeps for its backward pass
-    "dots": jax.checkpoint_policies.dots_saveable,
-    "dots_no_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": and_attended(jax.checkpoint_policies.dots_saveable),
+    "dots_no_batch": and_attended(jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
     "full": jax.checkpoint_policies.nothing_saveable,
     "none": all_but_gathered,
 }

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 from sharder.config import HardwareConfig
 from sharder.measure.categories import Place, collective_place
-from sharder.measure.flops import step_flops
 from sharder.measure.hlo import Module
 from sharder.measure.mfu import hfu, machine, mfu, mfu_6nd
 from sharder.measure.places import Places
@@ -26,7 +25,7 @@ from sharder.predict.ring import links
 from sharder.predict.roofline import Roofline, device
 from sharder.predict.schedule import CONTENTION, Run, Schedule, schedule
 from sharder.training.program import Program
-from sharder.training.rates import make_rates
+from sharder.training.rates import counted_flops, make_rates
 
 ARITHMETIC, MEMORY, GAPS = "arithmetic", "memory", "launch gaps"
 EXPOSED, SLOWED = "exposed collectives", "slowed by collectives"
@@ -138,7 +137,7 @@ def timing(
         mfu_6nd=mfu_6nd(rates.parameters, rates.tokens, step_s, on).value,
         hfu=hfu(rates.flops, step_s, on).value,
         compiled_flops=found.flops * on.devices,
-        counted_flops=counted_flops(program),
+        counted_flops=counted_flops(program, "program").total,
         kernels=sum(run.times for run in found.runs if run.kernel is not None),
         collectives_alone_ms=1e3 * sum(run.times * run.transfer_s for run in moving),
         collectives_exposed_ms=1e3 * sum(run.times * run.exposed_s for run in moving),
@@ -161,13 +160,6 @@ def transfers_of(moving: Iterable[Run]) -> tuple[Transfer, ...]:
             before.exposed_ms + run.times * exposed,
         )
     return tuple(sorted(found.values(), key=lambda one: (-one.exposed_ms, -one.alone_ms, one.name)))
-
-
-def counted_flops(program: Program) -> int:
-    config, state = program.config, program.state
-    cameras, size = len(program.batch["images"]), config.train.batch_size
-    remat = config.remat.name
-    return step_flops(config.model, state.trainable, state.frozen, size, cameras, remat, count="program").total
 
 
 def scheduled(module: Module, hardware: HardwareConfig, assumptions: Assumptions) -> Schedule:

@@ -12,7 +12,8 @@ import jax
 from sharder.errors import UserError
 from sharder.measure.flops import parameters, step_flops, tokens
 from sharder.measure.mfu import Machine, Utilization, hfu, machine, mfu, mfu_6nd
-from sharder.measure.products import Flops
+from sharder.measure.products import Count, Flops
+from sharder.model.tiles import scored
 from sharder.training.clock import Spent
 from sharder.training.program import Program
 
@@ -86,12 +87,11 @@ def make_rates(program: Program, on: Machine | None = None) -> Rates:
     config, devices = program.config, program.mesh.devices
     cameras = len(program.batch["images"])
     state, size = program.state, config.train.batch_size
-    flops = step_flops(config.model, state.trainable, state.frozen, size, cameras, config.remat.name)
     return Rates(
         batch_size=size,
         parameters=parameters(state.trainable, state.frozen),
         tokens=tokens(config.model, size, cameras),
-        flops=flops,
+        flops=counted_flops(program, "loss"),
         machine=on
         or machine(
             devices.flat[0].device_kind,
@@ -99,6 +99,21 @@ def make_rates(program: Program, on: Machine | None = None) -> Rates:
             config.model.compute_dtype,
             config.hardware.peak_flops_per_s,
         ),
+    )
+
+
+def counted_flops(program: Program, count: Count) -> Flops:
+    """Of the global batch: see measure/flops.py."""
+    config, state = program.config, program.state
+    return step_flops(
+        config.model,
+        state.trainable,
+        state.frozen,
+        config.train.batch_size,
+        len(program.batch["images"]),
+        config.remat.name,
+        count,
+        scored=scored if config.attn.name == "flash" else None,
     )
 
 

@@ -6,6 +6,9 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from sharder.measure.categories import (
@@ -21,6 +24,9 @@ from sharder.measure.categories import (
 from sharder.measure.costs import CPU, Costs
 from sharder.measure.hlo import Module, parse
 from sharder.measure.places import Places
+from sharder.model.block_mask import BlockMask
+from sharder.model.flash import tiled
+from sharder.model.tiles import runs
 
 COMPILED_MICRO = Path(__file__).parent / "compiled_micro.py"
 STEP = "jit(train_step)"
@@ -37,6 +43,13 @@ BODY = "while/body/closed_call"
             f"{STEP}/transpose(jvp(layers))/{BODY}/checkpoint/rematted_computation/attention/exp",
             "attention",
             "",
+            "recomputation",
+        ),
+        (f"{STEP}/transpose(jvp(layers))/{BODY}/attention/{BODY}/recomputation/exp", "attention", "", "recomputation"),
+        (
+            f"{STEP}/transpose(jvp(vision))/layers/{BODY}/attention/recomputation/e",
+            "vision",
+            "attention",
             "recomputation",
         ),
         (f"{STEP}/jvp(layers)/{BODY}/attention/vmap(BNTS,BSNH->BTNH)/dot_general", "attention", "", "forward"),
@@ -142,6 +155,20 @@ def test_an_instruction_without_a_path_belongs_with_its_neighbours(name: str, ca
     module = parse(NAMELESS)
     place = Places(module).of(module.home[name].by_name[name])
     assert (place.category, place.in_pass) == (category, in_pass)
+
+
+def test_attention_in_tiles_is_attention_in_every_pass() -> None:
+    """40 queries and keys in three tiles of 16: a loop within a loop, and a gradient of its own."""
+    mask = BlockMask(np.zeros(40, int), np.zeros(40, int), jnp.ones((1, 40), bool))
+
+    def loss(q: jax.Array) -> jax.Array:
+        with jax.named_scope("layers"), jax.named_scope("attention"):
+            return tiled(q, q, q, mask, runs(mask.query_block, mask.key_block, longest=16)).sum()
+
+    module = parse(jax.jit(jax.grad(loss)).lower(jnp.ones((1, 40, 1, 4))).compile().as_text())
+    paths = [instruction.op_name for visit in module.visits() for instruction in visit.computation.instructions]
+    found = {place_of(path) for path in paths if path.endswith("dot_general")}
+    assert found == {Place("attention", "", in_pass) for in_pass in ("forward", "backward", "recomputation")}
 
 
 def compiled_micro(folder: Path, remat: str, layout: str, devices: int) -> Module:

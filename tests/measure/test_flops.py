@@ -24,6 +24,7 @@ from sharder.measure.products import Count, Flops
 from sharder.model.attention import MASKED, BlockMask
 from sharder.model.execution import Execution
 from sharder.model.gemma import Layer, Streams, add, rotate
+from sharder.model.tiles import scored
 
 
 def counted(config: ModelConfig, count: Count = "loss", remat: str = "none", batch_size: int = 1) -> Flops:
@@ -86,6 +87,20 @@ def test_the_program_multiplies_more_than_the_loss_needs() -> None:
     assert program.model - loss.model == 3 * (hidden + last)
     for component in ("vision", "action_head"):
         assert program.of(component) == loss.of(component)
+
+
+def test_attention_in_tiles_multiplies_less_and_computes_scores_again() -> None:
+    """attn=flash: no prefix query meets the suffix; left are the state with the actions, and the last layer."""
+    config = model_config("pi0")
+    loss = step_flops(config, *weights(config), 1, 3, "none", "loss", scored)
+    program = step_flops(config, *weights(config), 1, 3, "none", "program", scored)
+    assert loss.model == counted(config).model
+    hidden = 18 * 4 * 2048 * 50
+    last = 816 * 2 * 2 * 2048 * 2048 + 816 * 2 * 3 * 2048 * 16384 + 4 * 2048 * 816 * 816
+    assert program.model - loss.model == 3 * (hidden + last)
+    again = 2 * (816 * 816 + 51 * 867) * 2048  # queries x keys of a layer
+    assert program.of("language", in_pass="recomputation") + program.of("action", in_pass="recomputation") == 18 * again
+    assert program.of("vision", in_pass="recomputation") == 27 * 2 * 3 * 256 * 256 * 1152
 
 
 def test_pi0_at_full_size() -> None:

@@ -18,6 +18,7 @@ from sharder.measure.jaxpr_flops import Product, gradient_products, program_flop
 from sharder.measure.products import REMATS
 from sharder.model.attention import IMPLEMENTATIONS
 from sharder.model.execution import Execution
+from sharder.model.tiles import scored
 from sharder.parallel.layout import make_layout
 from sharder.parallel.mesh import BATCH, FSDP
 from sharder.training.program import abstract_batch
@@ -116,6 +117,22 @@ def test_both_operands_of_scores_are_activations() -> None:
     }
 
 
+def test_what_a_gradient_of_ones_own_computes_again_says_so_by_its_scope() -> None:
+    @jax.custom_vjp
+    def cube(x: jax.Array) -> jax.Array:
+        return x @ x @ x
+
+    def gradient(x: jax.Array, g: jax.Array) -> tuple[jax.Array]:
+        with jax.named_scope("recomputation"):
+            square = x @ x
+        return (g @ square,)
+
+    cube.defvjp(lambda x: (cube(x), x), gradient)
+    square = 2 * 4 * 4 * 4
+    found = passes(lambda w, _: cube(w), W)
+    assert (found["forward"], found["recomputation"], found["backward_activations"]) == (2 * square, square, square)
+
+
 @pytest.mark.parametrize("in_loop", [False, True])
 def test_what_a_checkpoint_computes_again_is_told_from_the_backward_pass(in_loop: bool) -> None:
     two = jax.checkpoint(lambda x, w: jnp.sin(jnp.sin(x @ w) @ w))
@@ -192,7 +209,7 @@ def assert_counts_agree(config: ModelConfig, remat: str, attn: str, cameras: int
     for product in gradient_products(loss, trainable, frozen, data(config, cameras)):
         traced[where_traced(product)] += product.flops
     counted: Counter[tuple[str, str, str]] = Counter()
-    flops = step_flops(config, trainable, frozen, B, cameras, remat, "program")
+    flops = step_flops(config, trainable, frozen, B, cameras, remat, "program", scored if attn == "flash" else None)
     for (component, part, in_pass), count in flops.by_key.items():
         component = "experts" if component in ("language", "action") else component
         counted[component, "ends" if part in ("embedding", "head") else part, in_pass] += count
@@ -204,8 +221,8 @@ def assert_counts_agree(config: ModelConfig, remat: str, attn: str, cameras: int
 @pytest.mark.parametrize(
     ("remat", "attn"),
     [
-        *((remat, "naive") for remat in REMATS),
-        *(("dots_no_batch", attn) for attn in IMPLEMENTATIONS if attn != "naive"),
+        *((remat, attn) for remat in REMATS for attn in ("naive", "flash")),
+        *(("dots_no_batch", attn) for attn in IMPLEMENTATIONS if attn not in ("naive", "flash")),
     ],
 )
 def test_shapes_and_jaxpr_agree(model: str, remat: str, attn: str) -> None:
@@ -213,11 +230,21 @@ def test_shapes_and_jaxpr_agree(model: str, remat: str, attn: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "remat"),
-    [("pi0", "full"), ("pi05", "full"), ("pi0_lora", "dots_no_batch"), ("pi0_nano", "none")],
+    ("model", "remat", "attn"),
+    [
+        *(("pi0", "full", "xla"), ("pi05", "full", "xla"), ("pi0_lora", "dots_no_batch", "xla")),
+        *(("pi0_nano", "none", "xla"), ("pi0", "none", "flash"), ("pi0_lora", "full", "flash")),
+    ],
 )
-def test_shapes_and_jaxpr_agree_on_the_models_that_are_trained(model: str, remat: str) -> None:
-    assert_counts_agree(model_config(model), remat, "xla")
+def test_shapes_and_jaxpr_agree_on_the_models_that_are_trained(model: str, remat: str, attn: str) -> None:
+    assert_counts_agree(model_config(model), remat, attn)
+
+
+def test_shapes_and_jaxpr_agree_on_tokens_that_fill_several_tiles() -> None:
+    """A prompt of 1300 tokens, whose suffix is cut off, and keys in two tiles."""
+    config = model_config("pi0_micro")
+    config.prompt_tokens = 1300
+    assert_counts_agree(config, "dots", "flash")
 
 
 @pytest.mark.parametrize("cameras", [0, 1, 2])
@@ -234,22 +261,35 @@ FREEZABLE = (
 
 @settings(max_examples=4, deadline=None)
 @given(
-    st.sampled_from(MICRO), st.lists(st.sampled_from(FREEZABLE), unique=True), st.sampled_from(REMATS), st.booleans()
+    st.sampled_from(MICRO),
+    st.lists(st.sampled_from(FREEZABLE), unique=True),
+    st.sampled_from(REMATS),
+    st.sampled_from(["naive", "flash"]),
+    st.booleans(),
 )
-@example("pi0_micro", ["gemma/layers/language/attention/out"], "dots_no_batch", False)  # whose result is read again?
-@example("pi05_micro", [], "full", True)  # gates are trained, the flow time's condition is not
-def test_shapes_and_jaxpr_agree_whatever_is_frozen(model: str, freeze: list[str], remat: str, head_too: bool) -> None:
+@example("pi0_micro", ["gemma/layers/language/attention/out"], "dots_no_batch", "naive", False)  # who reads the result?
+@example("pi05_micro", [], "full", "naive", True)  # gates are trained, the flow time's condition is not
+@example("pi0_micro", ["vision/", "gemma/layers/", "gemma/table"], "full", "flash", False)
+def test_shapes_and_jaxpr_agree_whatever_is_frozen(
+    model: str, freeze: list[str], remat: str, attn: str, head_too: bool
+) -> None:
     config = model_config(model)
     inputs = ["time_in", "time_out"] if config.variant == "pi05" else ["state_in", "action_time"]
     config.freeze = [*freeze, *(inputs if head_too else [])]
-    assert_counts_agree(config, remat, "naive")
+    assert_counts_agree(config, remat, attn)
 
 
 @pytest.mark.parametrize(
-    ("mesh", "accumulation", "layout", "remat"),
-    [("fsdp4", 1, "auto", "dots_no_batch"), ("hsdp2x2", 2, "gather", "full")],
+    ("mesh", "accumulation", "layout", "remat", "attn"),
+    [
+        ("fsdp4", 1, "auto", "dots_no_batch", "naive"),
+        ("hsdp2x2", 2, "gather", "full", "naive"),
+        ("fsdp4", 1, "gather", "none", "flash"),
+    ],
 )
-def test_the_whole_step_multiplies_what_was_counted(mesh: str, accumulation: int, layout: str, remat: str) -> None:
+def test_the_whole_step_multiplies_what_was_counted(
+    mesh: str, accumulation: int, layout: str, remat: str, attn: str
+) -> None:
     """With the optimizer, augmentation and collectives around it, over all devices and microbatches."""
     options = [f"mesh={mesh}", f"train.accumulation={accumulation}", f"layout={layout}", "train.batch_size=8"]
     config = composed(
@@ -257,9 +297,8 @@ def test_the_whole_step_multiplies_what_was_counted(mesh: str, accumulation: int
     )[0]
     devices = AbstractMesh((config.mesh.batch, config.mesh.fsdp), (BATCH, FSDP), axis_types=(AxisType.Auto,) * 2)
     state = abstract_state(config)
-    step = make_train_step(
-        config, Execution("naive", remat), devices, make_layout(state.weights, config.layout, devices)
-    )
+    step = make_train_step(config, Execution(attn, remat), devices, make_layout(state.weights, config.layout, devices))
     batch = abstract_batch(config, ("base_0_rgb", "left_wrist_0_rgb"))
-    counted = step_flops(config.model, state.trainable, state.frozen, 8, 2, remat, "program")
+    tiled = scored if attn == "flash" else None
+    counted = step_flops(config.model, state.trainable, state.frozen, 8, 2, remat, "program", tiled)
     assert program_flops(step, state, batch) == counted.total

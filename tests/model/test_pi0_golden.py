@@ -22,6 +22,7 @@ EXECUTIONS = [
     Execution("naive", "none"),
     Execution("naive", "full"),
     Execution("xla", "dots_no_batch", cameras_together=False),
+    Execution("flash", "dots"),
 ]
 
 
@@ -60,7 +61,7 @@ def test_loss_and_every_gradient_norm(variant, execution):
         assert abs(found - wanted) <= 5e-5 * wanted + ZERO_GRADIENT, leaf
 
 
-@pytest.mark.parametrize("attention", ["naive", "xla"])
+@pytest.mark.parametrize("attention", ["naive", "xla", "flash"])
 @pytest.mark.parametrize("variant", golden_case.VARIANTS)
 def test_velocity_prefix_and_sampled_actions(variant, attention):
     golden, inputs = golden_case.golden(variant), golden_case.inputs()
