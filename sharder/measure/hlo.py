@@ -272,7 +272,9 @@ def _counted(computation: Computation, computations: Mapping[str, Computation]) 
 
 def _turns(loop: Instruction, home: Computation, computations: Mapping[str, Computation]) -> int | None:
     """Of a loop whose counter starts at a constant, goes up by 1, and has to be less than another; else None."""
-    condition, body = (computations[loop.called[key][0]] for key in ("condition", "body"))
+    condition, body = (computations.get(loop.called[key][0]) for key in ("condition", "body"))
+    if condition is None or body is None:  # of an excerpt
+        return None
     asked, start, next_round = condition.root, home.by_name.get(loop.operands[0]), body.root
     if asked.opcode != "compare" or asked.attributes.get("direction") != "LT":
         return None
