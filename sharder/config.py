@@ -175,8 +175,9 @@ class OverlapConfig:
 class WorkConfig:
     """Work that a step can be spared without another result: all of it, but to compare with systems that do it."""
 
-    name: str = "least"  # least | published
+    name: str = "least"  # least | unrolled | published
     cameras_together: bool = True  # one pass of the vision encoder for all cameras
+    unroll: bool = False  # layers written out instead of a loop over them: the last does only what is read
 
 
 @dataclass

@@ -27,7 +27,7 @@ CHOICES = {
     "layout.name": ("gather", "auto", "published"),
     "layout.reduction": ("auto", "fixed_order", "transport"),
     "overlap.name": ("default", "published"),
-    "work.name": ("least", "published"),
+    "work.name": ("least", "unrolled", "published"),
     "attn.name": ("naive", "xla", "flash"),
     "remat.name": ("none", "dots", "dots_no_batch", "full"),
     "train.on_nonfinite": ("stop", "skip"),

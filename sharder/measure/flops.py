@@ -8,11 +8,11 @@ Norms, softmax, activations, augmentation and the optimizer multiply no matrices
 Two counts, and what differs between them:
 
     loss      what the loss and its gradient need, however they are computed: the numerator of MFU
-    program   what our program multiplies, as traced. One loop runs all layers, and to it they are all alike. So it has
-              scores that are masked afterwards (a prefix query with a suffix key, the state's with an action's); in
-              the last layer the prefix's queries, attention, output projection and MLP, which nobody reads; and where
-              weights are frozen, gradients of activations in every layer and both streams as soon as one needs any.
-              attn=flash has only some of the masked scores, see model/tiles.py
+    program   what our program multiplies, as traced. It has scores that are masked afterwards (a prefix query with a
+              suffix key, the state's with an action's); of attn=flash only some, see model/tiles.py. One loop runs all
+              layers, and to it they are all alike: so unless layers are written out (work=unrolled), it has in the
+              last layer the prefix's queries, attention, output projection and MLP, which nobody reads; and where
+              weights are frozen, gradients of activations in every layer and both streams as soon as one needs any
 
 Padding counts: a padded prompt token and the tokens of a masked camera go through the model as all others do.
 Recomputation is a pass of its own, never part of the model's FLOPs; attn=flash computes the scores again in any
@@ -45,13 +45,15 @@ def step_flops(
     remat: str = "none",
     count: Count = "loss",
     scored: Scored | None = None,
+    unrolled: bool = False,
 ) -> Flops:
     """`trainable` and `frozen` are the weights by path, `batch_size` is global, `remat` as in config.remat.name.
 
     `scored`: of attn=flash, model.tiles.scored. None: all scores are one product, and kept unless `remat` drops them.
+    `unrolled`: layers are written out, the last for what is read alone.
     """
-    ledger = Ledger(trainable, frozen, remat)
-    model = _Model(config, batch_size, cameras, ledger, as_traced=count == "program", scored=scored)
+    ledger, as_traced = Ledger(trainable, frozen, remat), count == "program"
+    model = _Model(config, batch_size, cameras, ledger, as_traced, in_loop=as_traced and not unrolled, scored=scored)
     model.walk()
     return Flops({key: flops for key, flops in model.ledger.flops.items() if flops}, count)
 
@@ -117,6 +119,7 @@ class _Model:
     cameras: int
     ledger: Ledger
     as_traced: bool
+    in_loop: bool
     scored: Scored | None
 
     def walk(self) -> None:
@@ -170,8 +173,8 @@ class _Model:
         prefix = _Stream("language", "gemma/layers/language/", B * P, gated, prefix_grad)
         suffix = _Stream("action", "gemma/layers/action/", B * A, gated, suffix_grad, condition_grad)
         blocks = [_Block(prefix, prefix, B * P * P), _Block(suffix, prefix, B * A * P)]
+        token_blocks = np.repeat([0, 1, 2], [P, A - H, H])
         if self.as_traced and self.scored:
-            token_blocks = np.repeat([0, 1, 2], [P, A - H, H])
             pairs = self.scored(token_blocks, token_blocks)
             blocks = [
                 _Block(prefix, prefix, B * int(pairs[:P].sum())),
@@ -183,13 +186,16 @@ class _Model:
             blocks += [_Block(suffix, suffix, B * (A * A - (A - H) * H))]  # the state sees no action
         self.enter_loop("gemma/layers/", (prefix, suffix))
         for layers_left in reversed(range(config.language.depth)):
-            prefix.is_read = layers_left > 0 or self.as_traced
+            prefix.is_read = layers_left > 0 or self.in_loop
+            if not prefix.is_read and self.as_traced and self.scored:
+                pairs = int(self.scored(token_blocks[P:], token_blocks).sum())
+                blocks = [_Block(suffix, prefix, B * (pairs - A * A)), _Block(suffix, suffix, B * A * A)]
             self.layer((prefix, suffix), blocks, channels)
         return suffix.grad
 
     def enter_loop(self, path: str, streams: Sequence[_Stream]) -> None:
         """To a loop, what needs a gradient after any layer needs one before all of them."""
-        if self.as_traced:
+        if self.in_loop:
             grad = self.ledger.trains(path) or any(stream.grad or stream.condition_grad for stream in streams)
             for stream in streams:
                 stream.grad = grad

@@ -59,6 +59,7 @@ class Execution:
     attention: str = "naive"
     remat: str = "none"
     cameras_together: bool = True  # in one pass of the vision encoder
+    unroll: bool = False  # layers written out instead of a loop
     layer_hook: LayerHook = as_held
     take_rows: RowHook = rows_as_held
     carry_hook: Callable[[Any], Any] = as_placed  # of a tree of arrays [B, ...]
@@ -68,26 +69,51 @@ class Execution:
         return ablated if self.attention == ABLATED else IMPLEMENTATIONS[self.attention]
 
     def scan_layers(
-        self, stack: str, layers: nnx.Module, step: Callable, carry: Any, per_layer: Any = None
+        self,
+        stack: str,
+        layers: nnx.Module,
+        step: Callable,
+        carry: Any,
+        per_layer: Any = None,
+        last_step: Callable | None = None,
     ) -> tuple[Any, Any]:
         """Runs `step(layer, carry, layer's part of per_layer) -> (carry, output)` over layers stacked on dim 0.
 
-        `stack` is the layers' path in the model.
+        `stack` is the layers' path in the model. `last_step`: that of the last layer, if it can do with less; a loop
+        runs all layers alike.
         """
         graph, weights = nnx.split(layers)
         depth = jax.tree.leaves(weights)[0].shape[0]
 
-        def body(carry: Any, scanned: Any) -> tuple[Any, Any]:
-            number, layer_weights, part = scanned
-            layer = nnx.merge(graph, self.layer_hook(stack, number, layer_weights))
-            carry, output = step(layer, self.carry_hook(carry), part)
-            return self.carry_hook(carry), output
+        def turn(step: Callable) -> Callable:
+            def body(carry: Any, scanned: Any) -> tuple[Any, Any]:
+                number, layer_weights, part = scanned
+                layer = nnx.merge(graph, self.layer_hook(stack, number, layer_weights))
+                carry, output = step(layer, self.carry_hook(carry), part)
+                return self.carry_hook(carry), output
 
-        if self.remat != "none" or self.layer_hook is not as_held:
-            body = jax.checkpoint(body, policy=POLICIES[self.remat], prevent_cse=False)
+            if self.remat == "none" and self.layer_hook is as_held:
+                return body
+            return jax.checkpoint(body, policy=POLICIES[self.remat], prevent_cse=False)
+
         with jax.named_scope("layers"):
-            return jax.lax.scan(body, carry, (jnp.arange(depth), weights, per_layer))
+            if not self.unroll:
+                return jax.lax.scan(turn(step), carry, (jnp.arange(depth), weights, per_layer))
+            outputs = []
+            for number, scanned in enumerate(_unstacked((weights, per_layer), depth)):
+                chosen = last_step if last_step and number == depth - 1 else step
+                carry, output = turn(chosen)(carry, (jnp.int32(number), *scanned))
+                outputs.append(output)
+            return carry, jax.tree.map(lambda *parts: jnp.stack(parts), *outputs)
+
+
+def _unstacked(tree: Any, depth: int) -> list[Any]:
+    """Along dim 0, so that gradients come back by joining them once."""
+    leaves, structure = jax.tree.flatten(tree)
+    parts = [[part.squeeze(0) for part in jax.lax.split(leaf, [1] * depth)] for leaf in leaves]
+    return [jax.tree.unflatten(structure, [part[number] for part in parts]) for number in range(depth)]
 
 
 def make_execution(config: Config) -> Execution:
-    return Execution(config.attn.name, config.remat.name, config.work.cameras_together)
+    work = config.work
+    return Execution(config.attn.name, config.remat.name, work.cameras_together, work.unroll)

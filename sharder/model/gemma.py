@@ -9,6 +9,9 @@ actions, through the action expert). Either may be absent: the prefix alone fill
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -93,15 +96,12 @@ class Projections(nnx.Module):
         if config.lora_rank:
             self.lora = AttentionLora(init, config)
 
-    def qkv(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def project(self, name: str, x_BTD: jax.Array) -> jax.Array:
+        """To queries, keys or values, by their name: [B, T, heads, H]."""
         with jax.named_scope("attention_projections"):
             lora = getattr(self, "lora", None)
-
-            def project(name: str) -> jax.Array:
-                y = jnp.einsum("BTD,DNH->BTNH", x_BTD, getattr(self, name)[...].astype(x_BTD.dtype))
-                return y + getattr(lora, name)(x_BTD) if lora else y
-
-            return project("q"), project("k"), project("v")
+            y = jnp.einsum("BTD,DNH->BTNH", x_BTD, getattr(self, name)[...].astype(x_BTD.dtype))
+            return y + getattr(lora, name)(x_BTD) if lora else y
 
     def merge(self, x_BTNH: jax.Array) -> jax.Array:
         with jax.named_scope("attention_projections"):
@@ -153,19 +153,34 @@ class Layer(nnx.Module):
         condition: jax.Array | None,
         cached: Cache | None,  # this layer's part
         execution: Execution,
+        is_last: bool = False,
     ) -> tuple[Streams, Cache]:
+        """After the last layer nobody reads the prefix: there it gives keys and values, and no more."""
         experts = [(name, getattr(self, name), part) for name, part in x._asdict().items() if part is not None]
         normed = [expert.norm_attention(part, condition) for _, expert, part in experts]
-        projected = [expert.attention.qkv(y) for (_, expert, _), (y, _) in zip(experts, normed, strict=True)]
+        reading = [i for i, (name, _, _) in enumerate(experts) if not (is_last and name == "language")]
+
+        def projected(name: str, of: Sequence[int]) -> jax.Array:
+            parts = [experts[i][1].attention.project(name, normed[i][0]) for i in of]
+            with jax.named_scope("attention"):
+                return jnp.concatenate(parts, axis=1)
+
+        k, v = (projected(name, range(len(experts))) for name in "kv")
+        outputs: dict[str, jax.Array | None] = {"language": None, "action": None}
+        q = projected("q", reading) if reading else None
         with jax.named_scope("attention"):
-            q, k, v = (jnp.concatenate(parts, axis=1) for parts in zip(*projected, strict=True))
-            q, k = rotate(q, positions_BT) * q.shape[-1] ** -0.5, rotate(k, positions_BT)
+            k = rotate(k, positions_BT)
             if cached is not None:
                 k, v = jnp.concatenate([cached.k, k], axis=1), jnp.concatenate([cached.v, v], axis=1)
-            attended_BTNH = execution.attend(q, k, v, mask)
-        outputs: dict[str, jax.Array | None] = {"language": None, "action": None}
+            if q is None:
+                return Streams(**outputs), Cache(k, v)
+            last = q.shape[1]  # the queries that are read come last
+            q = rotate(q, positions_BT[:, -last:]) * q.shape[-1] ** -0.5
+            seen = dataclasses.replace(mask, query_block=mask.query_block[-last:])
+            attended_BTNH = execution.attend(q, k, v, seen)
         first = 0
-        for (name, expert, part), (_, gate) in zip(experts, normed, strict=True):
+        for i in reading:
+            (name, expert, part), (_, gate) = experts[i], normed[i]
             own_BTNH = attended_BTNH[:, first : first + part.shape[1]]
             first += part.shape[1]
             part = add(part, expert.attention.merge(own_BTNH), gate)
@@ -204,13 +219,15 @@ class Gemma(nnx.Module):
         cache: Cache | None = None,
         keep_cache: bool = False,
     ) -> tuple[Streams, Cache | None]:
-        """The normed streams and, with `keep_cache`, the keys and values of all tokens (the cache's in front)."""
+        """The normed streams (of the prefix None where layers are written out, for nobody reads it) and, with
+        `keep_cache`, the keys and values of all tokens (the cache's in front)."""
 
-        def step(layer: Layer, x: Streams, cached: Cache | None) -> tuple[Streams, Cache | None]:
-            x, seen = layer(x, positions_BT, mask, condition, cached, execution)
+        def step(layer: Layer, x: Streams, cached: Cache | None, is_last: bool = False) -> tuple[Streams, Cache | None]:
+            x, seen = layer(x, positions_BT, mask, condition, cached, execution, is_last)
             return x, seen if keep_cache else None
 
-        x, cache = execution.scan_layers("gemma/layers", self.layers, step, x, cache)
+        last_step = partial(step, is_last=True)
+        x, cache = execution.scan_layers("gemma/layers", self.layers, step, x, cache, last_step)
         normed = {
             name: None if part is None else getattr(self.final_norm, name)(part, condition)[0]
             for name, part in x._asdict().items()

@@ -114,6 +114,7 @@ def counted_flops(program: Program, count: Count) -> Flops:
         config.remat.name,
         count,
         scored=scored if config.attn.name == "flash" else None,
+        unrolled=config.work.unroll,
     )
 
 

@@ -7,14 +7,12 @@ B batch   T queries   S keys   N query heads   K key/value heads   G = N / K   H
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from traced_models import data, loss_of, model_config, weights
 
 from sharder.config import ModelConfig
@@ -206,17 +204,15 @@ def test_a_remat_that_is_not_known_is_an_error() -> None:
 # loop, and every block of scores on its own instead of masked. Then XLA drops the dead work, and all dots are needed.
 
 
-@dataclass(frozen=True)
-class Unrolled(Execution):
-    def scan_layers(self, stack: str, layers: nnx.Module, step: Any, carry: Any, per_layer: Any = None) -> Any:
-        graph, stacked = nnx.split(layers)
-        for number in range(jax.tree.leaves(stacked)[0].shape[0]):
-            carry, _ = step(nnx.merge(graph, jax.tree.map(lambda w: w[number], stacked)), carry, None)  # noqa: B023
-        return carry, None
-
-
 def layer_in_blocks(
-    layer: Layer, x: Streams, positions_BT: Any, mask: BlockMask, condition: Any, cached: None, execution: Execution
+    layer: Layer,
+    x: Streams,
+    positions_BT: Any,
+    mask: BlockMask,
+    condition: Any,
+    cached: None,
+    execution: Execution,
+    is_last: bool,
 ) -> tuple[Streams, None]:
     """The same function as Layer's own, with the queries, keys and values of every block apart."""
     P = x.language.shape[1]
@@ -224,7 +220,7 @@ def layer_in_blocks(
     q, k, v, gates, blocks = {}, {}, {}, {}, {}
     for name, (expert, part, span) in experts.items():
         normed, gates[name] = expert.norm_attention(part, condition)
-        projected_q, projected_k, projected_v = expert.attention.qkv(normed)
+        projected_q, projected_k, projected_v = (expert.attention.project(name, normed) for name in "qkv")
         rotated_q = rotate(projected_q, positions_BT[:, span]) * projected_q.shape[-1] ** -0.5
         rotated_k = rotate(projected_k, positions_BT[:, span])
         blocks[name] = np.unique(mask.query_block[span])
@@ -301,7 +297,7 @@ def test_a_program_without_dead_work_multiplies_what_the_loss_needs(
     loss_as_trained = jax.jit(loss_of(config, Execution()), compiler_options=COMPILED_FAST)(*arguments)
 
     monkeypatch.setattr(Layer, "__call__", layer_in_blocks)
-    lowered = jax.jit(jax.value_and_grad(loss_of(config, Unrolled()))).lower(*arguments)
+    lowered = jax.jit(jax.value_and_grad(loss_of(config, Execution(unroll=True)))).lower(*arguments)
     compiled = lowered.compile(compiler_options=COMPILED_FAST)
     needed = step_flops(config, *weights(config), batch_size=2, cameras=1).model
     assert dots(compiled.as_text()) == pytest.approx(needed, rel=0.01)

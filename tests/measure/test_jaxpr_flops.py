@@ -202,14 +202,15 @@ def where_traced(product: Product) -> tuple[str, str, str]:
     return component, next((PARTS[name] for name in product.scopes if name in PARTS), "ends"), product.in_pass
 
 
-def assert_counts_agree(config: ModelConfig, remat: str, attn: str, cameras: int = 3) -> None:
+def assert_counts_agree(config: ModelConfig, remat: str, attn: str, cameras: int = 3, unrolled: bool = False) -> None:
     trainable, frozen = weights(config)
-    loss = loss_of(config, Execution(attn, remat))
+    loss = loss_of(config, Execution(attn, remat, unroll=unrolled))
     traced: Counter[tuple[str, str, str]] = Counter()
     for product in gradient_products(loss, trainable, frozen, data(config, cameras)):
         traced[where_traced(product)] += product.flops
     counted: Counter[tuple[str, str, str]] = Counter()
-    flops = step_flops(config, trainable, frozen, B, cameras, remat, "program", scored if attn == "flash" else None)
+    in_tiles = scored if attn == "flash" else None
+    flops = step_flops(config, trainable, frozen, B, cameras, remat, "program", in_tiles, unrolled)
     for (component, part, in_pass), count in flops.by_key.items():
         component = "experts" if component in ("language", "action") else component
         counted[component, "ends" if part in ("embedding", "head") else part, in_pass] += count
@@ -238,6 +239,13 @@ def test_shapes_and_jaxpr_agree(model: str, remat: str, attn: str) -> None:
 )
 def test_shapes_and_jaxpr_agree_on_the_models_that_are_trained(model: str, remat: str, attn: str) -> None:
     assert_counts_agree(model_config(model), remat, attn)
+
+
+@pytest.mark.parametrize("model", MICRO)
+@pytest.mark.parametrize(("remat", "attn"), [("none", "naive"), ("full", "flash"), ("dots_no_batch", "xla")])
+def test_shapes_and_jaxpr_agree_on_layers_that_are_written_out(model: str, remat: str, attn: str) -> None:
+    """The last layer does for the prefix what its keys and values need, and no more."""
+    assert_counts_agree(model_config(model), remat, attn, unrolled=True)
 
 
 def test_shapes_and_jaxpr_agree_on_tokens_that_fill_several_tiles() -> None:

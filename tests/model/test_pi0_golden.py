@@ -22,6 +22,7 @@ EXECUTIONS = [
     Execution("naive", "none"),
     Execution("naive", "full"),
     Execution("xla", "dots_no_batch", cameras_together=False),
+    Execution("xla", "none", unroll=True),
     Execution("flash", "dots"),
 ]
 
