@@ -29,7 +29,7 @@ CHOICES = {
     "overlap.name": ("default", "published"),
     "work.name": ("least", "unrolled", "published"),
     "attn.name": ("naive", "xla", "flash"),
-    "remat.name": ("none", "dots", "dots_no_batch", "full"),
+    "remat.name": ("none", "dots", "dots_no_batch", "full", "auto"),
     "train.on_nonfinite": ("stop", "skip"),
     "launch.name": ("inline", "local", "supervised"),
     "profile.name": ("off", "window"),
@@ -173,7 +173,13 @@ def _validate_data(config: Config) -> None:
 
 
 def _validate_plan(config: Config) -> None:
-    for key, words in (("remats", CHOICES["remat.name"]), ("layouts", CHOICES["layout.name"])):
+    if config.remat.name == "auto" and config.plan.search == "batch":
+        raise UserError(
+            "remat: found auto with plan.search=batch, allowed: one of none, dots, dots_no_batch, full; choose one, or "
+            "plan.search=fastest with plan.batch_sizes"
+        )
+    remats = [word for word in CHOICES["remat.name"] if word != "auto"]
+    for key, words in (("remats", remats), ("layouts", CHOICES["layout.name"])):
         allowed = f"a list of some of {', '.join(words)}"
         _require(config, f"plan.{key}", partial(_are_some_of, words), allowed)
     for key in ("batch_sizes", "accumulations"):
@@ -222,6 +228,11 @@ def _validate_devices(config: Config) -> None:
         raise UserError(
             f"hardware.count: found {hardware.count}, allowed: mesh.batch x mesh.fsdp = {mesh.batch} x {mesh.fsdp} = "
             f"{mesh.size}; choose another mesh, or set hardware.count={mesh.size}"
+        )
+    if config.remat.name == "auto" and hardware.hbm_bytes_per_s is None:
+        raise UserError(
+            f"remat: found auto with hardware={hardware.kind}, allowed: with hardware whose rates are known, h100, "
+            "h200, a100 or tpu_v5e; name it, as in hardware=h100, or choose a remat"
         )
     if mesh.size % hardware.hosts:
         raise UserError(

@@ -5,6 +5,7 @@ Nothing slow is imported at the top: data worker processes import this file agai
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -34,6 +35,11 @@ def train(folder: Path, config: Config, presence: Presence) -> None:
     _use_compile_cache()
     hosts = join(config, os.environ, log.info)
     check_hardware(config.hardware)
+    if config.remat.name == "auto":
+        from sharder.predict.remat import with_fastest_remat
+
+        chosen = with_fastest_remat(data.config, tuple(data.recording.cameras))
+        data = dataclasses.replace(data, config=chosen)
     loop.train(data, folder, hosts, presence)
 
 

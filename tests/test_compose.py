@@ -32,7 +32,8 @@ OPTIONS = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
 @pytest.mark.parametrize("option", OPTIONS, ids=str)
 def test_every_option_composes_and_is_valid(option: Path) -> None:
     group, name = option.parts[0], option.stem
-    extra = ["data.root=somewhere"] if (group, name) == ("data", "lerobot") else []
+    needs = {("data", "lerobot"): "data.root=somewhere", ("remat", "auto"): "hardware=h100"}
+    extra = [needs[group, name]] if (group, name) in needs else []
     extra += ["evaluation.execute=1"]
     config = composed(f"{group}={name}", *extra)
     told = yaml.safe_load((CONF / option).read_text())

@@ -188,8 +188,8 @@ class _Model:
         for layers_left in reversed(range(config.language.depth)):
             prefix.is_read = layers_left > 0 or self.in_loop
             if not prefix.is_read and self.as_traced and self.scored:
-                pairs = int(self.scored(token_blocks[P:], token_blocks).sum())
-                blocks = [_Block(suffix, prefix, B * (pairs - A * A)), _Block(suffix, suffix, B * A * A)]
+                to_prefix = int(self.scored(token_blocks[P:], token_blocks).sum()) - A * A
+                blocks = [_Block(suffix, prefix, B * to_prefix), _Block(suffix, suffix, B * A * A)]
             self.layer((prefix, suffix), blocks, channels)
         return suffix.grad
 

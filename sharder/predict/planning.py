@@ -54,6 +54,9 @@ def planned_for(config: Config, cameras: tuple[str, ...]) -> Planned:
 
     if config.plan.search == "batch":
         return _largest_batch(config, plan)
+    if config.remat.name == "auto" and config.plan.search != "fastest":
+        config = with_values(config, {"plan.search": "fastest", "plan.layouts": [config.layout.name]})
+        config = with_values(config, {"plan.batch_sizes": [], "plan.accumulations": []})
     if config.plan.search == "fastest":
         return _fastest(config, plan, lambda changed: placed_bytes(changed, cameras))
     as_it_is = plan(config)

@@ -83,7 +83,7 @@ def test_a_profiled_window(tmp_path, caplog):
     folder, said = train(
         tmp_path, caplog, profile__name="window", profile__after_steps=5, profile__steps=4, profile__ablation=True
     )
-    assert "traced steps 5 to 8: " in " ".join(said)
+    assert "traced steps 6 to 9: " in " ".join(said)
     found = json.loads((folder / "profile/breakdown.json").read_text())
     assert (found["kind"], found["steps"], found["devices"]) == ("measured", 4, 1)
     assert found["window"]["first_step"] == 5
@@ -117,5 +117,7 @@ def test_no_window_where_too_few_steps_are_left(tmp_path, caplog):
     folder.mkdir()
     with caplog.at_level(logging.INFO, "sharder"):
         loop.train(open_dataset(config), folder, Hosts())
-    assert "profile=window: no trace, since only 5 steps are left" in [r.getMessage() for r in caplog.records]
+    assert "profile=window: no trace, since only 5 steps are left, and it takes 8 + 4" in [
+        r.getMessage() for r in caplog.records
+    ]
     assert not (folder / "profile").exists()
