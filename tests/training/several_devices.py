@@ -41,12 +41,15 @@ class Case:
     accumulation: int = 1
     compute_dtype: str = "float32"
     lora: bool = False
+    attn: str = "naive"
+    unroll: bool = False
     like: str | None = "one device"  # the case, run before, whose weights it should end with
 
     def config(self, batch_size: int = 32) -> Config:
         config = micro_config(Path("unused"), batch_size=batch_size, accumulation=self.accumulation)
         config.mesh, config.layout = self.mesh, LayoutConfig(self.layout, self.reduction, min_shard_bytes=64)
         config.remat.name, config.model.compute_dtype = self.remat, self.compute_dtype
+        config.attn.name, config.work.unroll = self.attn, self.unroll
         model = config.model
         model.vision.depth, model.language.depth, model.action.depth = 2, 3, 3
         if self.lora:
@@ -76,6 +79,10 @@ SLOW = {
     "transport hsdp2x2": Case(HSDP2X2, reduction="transport"),
     "full": Case(FSDP4, remat="full", like="gather"),
     "dots": Case(FSDP4, remat="dots", like="gather"),
+    "unrolled": Case(FSDP4, unroll=True, like="gather"),
+    "unrolled accumulation 2": Case(FSDP4, unroll=True, remat="dots", accumulation=2, like="gather"),
+    "unrolled auto": Case(FSDP4, "auto", unroll=True),
+    "flash": Case(FSDP4, attn="flash", remat="dots_no_batch", like="gather"),
     "accumulation 2": Case(FSDP4, accumulation=2, like="gather"),
     "accumulation 4 hsdp2x2": Case(HSDP2X2, accumulation=4, remat="full"),
     "one device bfloat16": Case(ONE, compute_dtype="bfloat16", like=None),
