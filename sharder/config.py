@@ -119,7 +119,9 @@ class DataConfig:
     workers: int = 1  # processes that decode; 0: a thread of the training process
     prefetch: int = 4  # batches made ahead
     decoders: int = 32  # open video decoders a worker keeps
-    frame_cache_mib: int = 256  # MiB of decoded frames a worker keeps
+    frames: str = "auto"  # auto (decoded where there is room) | decoded (once, onto the disk) | on_demand
+    decoded_gib: float = 32.0  # GiB of disk that decoded frames of all recordings may take
+    frame_cache_mib: int = 256  # MiB of frames a worker keeps when they are decoded on demand
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     planar_arm: PlanarArmConfig = field(default_factory=PlanarArmConfig)
 
@@ -241,6 +243,7 @@ class LimitsConfig:
     """How long a supervised worker may go without progress, in seconds, by what it is doing."""
 
     start_s: float = 600.0
+    decode_s: float = 21600.0
     restore_s: float = 1800.0
     compile_s: float = 3600.0
     first_step_s: float = 1800.0

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 import sharder.early  # noqa: F401 (importing it does it)
-from sharder.compose import main
 from sharder.config import Config
 from sharder.errors import EXIT_USER_ERROR, UserError
 from sharder.parallel.environment import planning_environment
 from sharder.predict.available import check_target
 from sharder.supervise.workers import run_inline
+from sharder.usage import answer_help
 
 
 def run_plan(folder: Path, config: Config, lock: int) -> int:
@@ -25,4 +25,8 @@ def run_plan(folder: Path, config: Config, lock: int) -> int:
 
 
 if __name__ == "__main__":
+    answer_help("plan")
+
+    from sharder.compose import main
+
     sys.exit(main("plan", run_plan))

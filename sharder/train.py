@@ -4,8 +4,12 @@ import sys
 from functools import partial
 
 import sharder.early  # noqa: F401 (importing it does it)
-from sharder.compose import main
-from sharder.supervise.local import run_launched
+from sharder.usage import answer_help
 
 if __name__ == "__main__":
+    answer_help("train")
+
+    from sharder.compose import main
+    from sharder.supervise.local import run_launched
+
     sys.exit(main("train", partial(run_launched, "train")))

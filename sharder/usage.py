@@ -6,12 +6,20 @@ Parses lines rather than YAML and imports no Hydra: it answers at once.
 from __future__ import annotations
 
 import re
+import sys
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
 DEFAULT = re.compile(r'^  - (?P<group>[a-z]+): "?(?P<option>\w+)"?(?:  # (?P<about>.*))?$')
 SECTION = re.compile(r"^(?P<key>\w+):\s*$")
 KEY = re.compile(r"^(?P<indent>(?:  )?)(?P<key>\w+): (?P<value>.*?)  # (?P<about>.*)$")
+
+
+def answer_help(command: str) -> None:
+    """Ends the process if that is what was typed. The commands call it before they import anything slow."""
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        print(usage(command))
+        sys.exit()
 
 
 def usage(command: str) -> str:

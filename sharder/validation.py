@@ -21,6 +21,7 @@ CHOICES = {
     "model.compute_dtype": ("float32", "bfloat16"),
     "data.kind": ("planar_arm", "lerobot", "fixed"),
     "data.normalization": ("auto", "mean_std", "quantiles", "none"),
+    "data.frames": ("auto", "decoded", "on_demand"),
     "hardware.kind": ("auto", "cpu", "h100", "h200", "a100", "tpu_v5e"),
     "plan.search": ("none", "batch", "fastest"),
     "tracking.mode": ("offline", "online", "off"),
@@ -48,7 +49,8 @@ AT_LEAST_ONE = (
 )
 AT_LEAST_ZERO = (
     *("model.action_dim", "model.prompt_tokens", "train.seed", "data.workers", "data.frame_cache_mib"),
-    *("data.planar_arm.seed", "evaluation.seed", "optimizer.warmup_steps", "layout.min_shard_bytes"),
+    *("data.decoded_gib", "data.planar_arm.seed", "evaluation.seed"),
+    *("optimizer.warmup_steps", "layout.min_shard_bytes"),
     *("optimizer.final_learning_rate", "optimizer.weight_decay", "model.language.lora_rank", "model.action.lora_rank"),
 )
 ABOVE_ZERO = (
@@ -69,7 +71,7 @@ AT_MOST = {  # more is a slip of the hand, or does not fit where the number goes
     **dict.fromkeys(("train.batch_size", "model.vocabulary"), 2**24),
     **dict.fromkeys(("model.horizon", "model.action_dim", "model.prompt_tokens", "model.flow_steps"), 2**14),
     **dict.fromkeys(("data.workers", "data.prefetch", "model.image_size"), 2**12),
-    **dict.fromkeys(("optimizer.weight_decay", "optimizer.learning_rate", "data.min_range"), 1e6),
+    **dict.fromkeys(("optimizer.weight_decay", "optimizer.learning_rate", "data.min_range", "data.decoded_gib"), 1e6),
 }
 SHARES = ("data.augment.brightness", "data.augment.contrast", "data.augment.saturation")
 BYTE_VOCABULARY = 258  # padding, begin, and one token a byte

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sharder.config import Config
 from sharder.errors import CRASHED, EXIT_USER_ERROR, Fault, Stopped, UserError
+from sharder.measure.start_up import StartUp, told_by
 from sharder.parallel.processes import membership
 from sharder.run_folder import folder_of, load_config, sealed_steps
 from sharder.supervise.heartbeat import Heartbeat
@@ -26,21 +27,30 @@ log = logging.getLogger("sharder.worker")  # run as __main__, whose name is no c
 def train(folder: Path, config: Config, presence: Presence) -> None:
     from sharder.data.dataset import open_dataset
 
+    start_up = StartUp(told_by(os.environ))
+    start_up.part("imports")
     data = open_dataset(config)
+    presence.phase("decode")
+    _ = data.frames  # before jax: a video that is damaged is refused at once
+    presence.phase("start")
+    start_up.part("data")
 
     from sharder.parallel.distributed import join
     from sharder.parallel.hardware import check_hardware
     from sharder.training import loop
 
+    start_up.part("imports")
     _use_compile_cache()
     hosts = join(config, os.environ, log.info)
     check_hardware(config.hardware)
+    start_up.part("devices")
     if config.remat.name == "auto":
         from sharder.predict.remat import with_fastest_remat
 
         chosen = with_fastest_remat(data.config, tuple(data.recording.cameras))
         data = dataclasses.replace(data, config=chosen)
-    loop.train(data, folder, hosts, presence)
+        start_up.part("choosing remat")
+    loop.train(data, folder, hosts, presence, start_up)
 
 
 def evaluate(folder: Path, config: Config, presence: Presence) -> None:

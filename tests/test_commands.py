@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,33 @@ def test_train_go_on_and_evaluate(folder):
     assert result["episodes"] == 3 and result["step"] == 4
     assert set(result["baselines"]) == {"random_policy", "zero_actions"}
     assert Path("outputs/evaluate/e/evaluation.mp4").stat().st_size > 1000
+
+
+def programs(said: str) -> list[int]:
+    """How many were read from the compile cache, compiled and kept there, only compiled."""
+    found = re.search(r"programs: (\d+) from the compile cache in .* s, (\d+) compiled .* s, (\d+) only compiled", said)
+    assert found, said
+    return [int(count) for count in found.groups()]
+
+
+def test_what_was_compiled_once_is_never_compiled_again(monkeypatch):
+    """A second start, under another id, and a restart in the middle: evaluation, state and step are read."""
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path("cache-of-programs").absolute()))
+    base = (*MICRO, "train.steps=2", "checkpoint.every_steps=1", "evaluation.at_end=false", "tracking=off")
+    read, kept, rest = programs(command("train", *base, "run.id=first").stdout)
+    assert kept > 3 and rest == 0
+    assert programs(command("train", *base, "run.id=second").stdout) == [read + kept, 0, 0]
+
+    shutil.rmtree("outputs/train/second/checkpoints/2")
+    restarted = command("train", *base, "run.id=second").stdout
+    assert "resumed at step 1" in restarted
+    assert programs(restarted)[0] > 0 and programs(restarted)[1:] == [0, 0]
+    said = re.search(r"first step ([\d.]+) s after the start: (.*)", restarted)
+    assert said, restarted
+    parts = {name: float(seconds) for name, seconds in (part.rsplit(" ", 1) for part in said[2].split(", "))}
+    assert list(parts) == ["imports", "data", "devices", "state", "tracking", "compile", "first batch", "first step"]
+    assert sum(parts.values()) == pytest.approx(float(said[1]), abs=0.01 * len(parts))  # each is rounded
 
 
 def refused(name: str, *arguments: str) -> str:

@@ -21,7 +21,8 @@ LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 ACROSS = {("training", "tracking"), ("training", "supervise"), ("predict", "training")}
 ACROSS |= {("compose", "overrides"), ("compose", "usage")}
 ACROSS |= {("validation", "config"), ("validation", "errors")}
-ACROSS |= {(command, "compose") for command in ("train", "evaluate", "plan", "report", "convert")}
+COMMANDS = ("train", "evaluate", "plan", "report", "convert")
+ACROSS |= {(command, part) for command in COMMANDS for part in ("compose", "usage")}
 WITHOUT_JAX = [
     "config",
     "errors",

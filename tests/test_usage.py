@@ -17,7 +17,7 @@ def test_help_imports_nothing_slow_and_lists_every_option_and_key(command: str, 
     done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=tmp_path)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "sharder.usage" in imported
-    assert not imported & {"jax", "numpy", "pyarrow", "av", "wandb"}  # what would make it slow
+    assert not imported & {"jax", "numpy", "pyarrow", "av", "wandb", "hydra"}  # what would make it slow
     words = done.stdout.split()
     for option in OPTIONS:
         if command in ("train", "plan") or option.parent.name != "experiment":

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from sharder.config import Config, ModelConfig
+from sharder.data.decoded_frames import DecodedFrames
 from sharder.data.fixed import FixedRecording, fixed_recording
+from sharder.data.frame_decoding import decoded_frames
 from sharder.data.lerobot import Recording, open_recording
 from sharder.data.norm_stats import normalization_of
 from sharder.data.normalize import Normalization, report, resolve_mode
@@ -32,6 +35,11 @@ class Dataset:
     normalization: Normalization
     transform: ExampleTransform
 
+    @cached_property
+    def frames(self) -> DecodedFrames | None:
+        """Looked for, and if need be decoded, the first time that batches are wanted: no plan needs them."""
+        return decoded_frames(self.recording, self.config.model.image_size, self.config.data)
+
     def source(self, slice: tuple[int, int] | None = None) -> BatchSource:
         """Of the global batch, or of the part (first, past last) of it."""
         train = self.config.train
@@ -42,6 +50,7 @@ class Dataset:
             batch_size=train.batch_size,
             slice=slice,
             frame_cache_mib=self.config.data.frame_cache_mib,
+            frames=self.frames,
         )
 
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from sharder.data.batch_process import BatchProcess, Source
+from sharder.data.decoded_frames import DecodedFrames
 from sharder.data.frame_cache import FrameCache
 from sharder.data.order import batches_per_epoch, examples_at, step_position
 from sharder.data.transforms import ExampleTransform
@@ -33,7 +34,10 @@ Batch = dict[str, Any]
 
 
 class BatchSource:
-    """Makes the batch of any step. `slice` is the part of the global batch that this process is to hold."""
+    """Makes the batch of any step. `slice` is the part of the global batch that this process is to hold.
+
+    `frames` are the recording's at the model's size; without them they are decoded, and kept up to `frame_cache_mib`.
+    """
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class BatchSource:
         batch_size: int,
         slice: tuple[int, int] | None = None,
         frame_cache_mib: int = 256,
+        frames: DecodedFrames | None = None,
     ):
         self.recording, self.transform = recording, transform
         self.seed, self.batch_size = seed, batch_size
@@ -51,7 +56,7 @@ class BatchSource:
         if not 0 <= self.first < self.past_last <= batch_size:
             raise ValueError(f"slice ({self.first}, {self.past_last}) is not part of a batch of {batch_size}")
         self.batches_per_epoch = batches_per_epoch(len(recording), batch_size)
-        self._frames = FrameCache(frame_cache_mib * 2**20)
+        self._decoded, self._kept = frames, FrameCache(frame_cache_mib * 2**20)
 
     def examples(self, step: int) -> np.ndarray:
         """Rows of the recording, int64 [b]; nothing is read for it."""
@@ -77,7 +82,9 @@ class BatchSource:
             raise RuntimeError(f"step {step}, row {row} of the recording: {type(error).__name__}: {error}") from error
 
     def _frame(self, row: int, camera: str) -> np.ndarray:
-        return self._frames.get(row, camera, lambda: self.transform.frame(self.recording, row, camera))
+        if self._decoded is not None:
+            return self._decoded.image(row, camera)
+        return self._kept.get(row, camera, lambda: self.transform.frame(self.recording, row, camera))
 
 
 class BatchThread:

@@ -10,6 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from sharder.errors import UserError
+from sharder.parallel.compile_cache import every_process_writes
 from sharder.parallel.mesh import BATCH, FSDP, batch_split
 
 REMEDIES = (
@@ -54,5 +55,11 @@ def sum_of_devices(mesh: Mesh) -> int:
         (mesh.size,), batch_split(mesh), lambda index: np.arange(mesh.size, dtype=np.int32)[index]
     )
     split, whole = PartitionSpec((BATCH, FSDP)), PartitionSpec()
-    add = jax.shard_map(lambda x: jax.lax.psum(x[0], (BATCH, FSDP)), mesh=mesh, in_specs=split, out_specs=whole)
-    return int(jax.jit(add)(numbers).addressable_data(0))
+
+    def preflight_sum(x: jax.Array) -> jax.Array:
+        return jax.lax.psum(x[0], (BATCH, FSDP))
+
+    lowered = jax.jit(jax.shard_map(preflight_sum, mesh=mesh, in_specs=split, out_specs=whole)).lower(numbers)
+    with every_process_writes(mesh):
+        add = lowered.compile()
+    return int(add(numbers).addressable_data(0))

@@ -8,6 +8,8 @@ from sharder.config import Config
 from sharder.errors import UserError
 
 TARGETS = ("h100", "h200", "a100", "tpu_v5e")
+NEEDED = ("device_kind", "hbm_bytes", "memory_share", "hbm_bytes_per_s", "link_bytes_per_s", "link_latency_s")
+MOST_BYTES = 2**63 - 1  # of a device, as XLA counts them
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")  # either has the compiler for GPUs
 TPU_SLICES = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}  # of a v5e
 
@@ -20,9 +22,11 @@ def check_target(config: Config) -> None:
             f"hardware: found {kind}, allowed for plan: {', '.join(TARGETS)}; name what to compile for, as in "
             f"hardware={TARGETS[0]}"
         )
-    for key in ("device_kind", "hbm_bytes", "memory_share"):
+    for key in NEEDED:
         if getattr(config.hardware, key) is None:
             raise UserError(f"hardware.{key}: found null, allowed for plan: what the device has; leave it out")
+    if (found := config.hardware.hbm_bytes or 0) > MOST_BYTES:
+        raise UserError(f"hardware.hbm_bytes: found {found}, allowed: at most {MOST_BYTES}; leave it out")
     if kind == "tpu_v5e":
         check_tpu(count)
     elif not has_any(PLUGINS):

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
+from typing import TypeVar
 
 from sharder.config import Config
 from sharder.errors import UserError
 from sharder.predict.alternatives import REMATS, Planner, Values, typed, with_values
 from sharder.predict.plan import Plan
 from sharder.validation import validate
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ def ranked(config: Config, limit_bytes: int, plan: Planner, placed: Callable[[Co
     found: list[Candidate] = []
     for combination in combinations(config):
         fits = True
-        for remat in sorted(config.plan.remats, key=REMATS.index, reverse=True):
+        for remat in sorted(set(config.plan.remats), key=REMATS.index, reverse=True):
             values = {"remat.name": remat} | combination
             changed = with_values(config, values)
             try:
@@ -63,10 +66,14 @@ def ranked(config: Config, limit_bytes: int, plan: Planner, placed: Callable[[Co
 def combinations(config: Config) -> list[Values]:
     """All but remat. A layout is none where nothing is split."""
     asked = config.plan
-    layouts = asked.layouts if config.mesh.size > 1 else [config.layout.name]
-    batches = asked.batch_sizes or [config.train.batch_size]
-    parts = asked.accumulations or [config.train.accumulation]
+    layouts = _each_once(asked.layouts if config.mesh.size > 1 else [config.layout.name])
+    batches = _each_once(asked.batch_sizes or [config.train.batch_size])
+    parts = _each_once(asked.accumulations or [config.train.accumulation])
     return [
         {"layout.name": layout, "train.batch_size": batch, "train.accumulation": accumulation}
         for layout, batch, accumulation in product(layouts, batches, parts)
     ]
+
+
+def _each_once(asked: list[T]) -> list[T]:
+    return list(dict.fromkeys(asked))

@@ -35,7 +35,8 @@ ACTIVATIONS, WORKSPACE = "activations and temporaries", "workspace of matrix pro
 OUTPUTS, UNDIVIDED = "outputs not in place", "gradients, gathered weights, activations and temporaries"
 PADDING = "padding of what is placed"  # a TPU keeps arrays in tiles
 GAPS = "gaps between temporaries, not told apart"
-FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+FRACTION = "XLA_CLIENT_MEM_FRACTION"
+OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # jax reads it too, but not beside the other
 MOST_SENSIBLE_FRACTION = 0.95  # CUDA's context and NCCL's buffers lie outside the allocator's share
 
 Dims = tuple[int, ...]
@@ -129,9 +130,16 @@ def placed_parts(program: Program) -> dict[str, int]:
 
 
 def limit_bytes(hardware: HardwareConfig) -> int:
-    """What a program can have of one device."""
+    """What a program can have of one device. UserError: less than a byte."""
     assert hardware.hbm_bytes is not None
-    return int(hardware.hbm_bytes * allocator_share(hardware)[0])
+    share, source = allocator_share(hardware)
+    limit = int(hardware.hbm_bytes * share)
+    if limit < 1:
+        raise UserError(
+            f"hardware.hbm_bytes: found {hardware.hbm_bytes}, of which a program can have {share:g} ({source}), not "
+            "one byte; allowed: what a device has; leave hardware.hbm_bytes and the share as they are"
+        )
+    return limit
 
 
 def allocator_share(hardware: HardwareConfig, environ: Mapping[str, str] = os.environ) -> tuple[float, str]:
@@ -139,16 +147,19 @@ def allocator_share(hardware: HardwareConfig, environ: Mapping[str, str] = os.en
     assert hardware.memory_share is not None
     if hardware.kind.startswith("tpu"):
         return hardware.memory_share, UNSHARED
-    given = environ.get(FRACTION)
-    if given is None:
+    given = {name: environ[name] for name in (FRACTION, OLD_FRACTION) if environ.get(name)}  # empty: as if not set
+    if not given:
         return hardware.memory_share, "hardware.memory_share, what jax's allocator takes"
+    if len(given) > 1:
+        raise UserError(f"{OLD_FRACTION}: found beside {FRACTION}, allowed by jax: one of them; unset {OLD_FRACTION}")
+    ((name, value),) = given.items()
     try:
-        share = float(given)
+        share = float(value)
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise UserError(f"{FRACTION}: found {given!r}, allowed: above 0, at most 1; set it so, or leave it out")
-    return share, f"{FRACTION}, which jax's allocator takes"
+        raise UserError(f"{name}: found {value!r}, allowed: above 0, at most 1; set it so, or leave it out")
+    return share, f"{name}, which jax's allocator takes"
 
 
 def temporary_parts(

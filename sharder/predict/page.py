@@ -9,7 +9,7 @@ from sharder.predict.alternatives import Alternative
 from sharder.predict.batch_search import Tried
 from sharder.predict.communication import Total
 from sharder.predict.fastest import Candidate
-from sharder.predict.memory import FRACTION, Memory
+from sharder.predict.memory import FRACTION, OLD_FRACTION, Memory
 from sharder.predict.plan import Plan
 from sharder.predict.sizes import in_words, unit_of
 from sharder.predict.timing import Spending, Timing
@@ -80,7 +80,8 @@ def verdict(memory: Memory) -> str:
         return f"fits: {in_words(total)} of {of}"
     text = f"does not fit: {in_words(total)}, {in_words(total - limit)} more than {of}"
     fraction = memory.fits_with_fraction
-    return text if fraction is None else f"{text}; it would with {FRACTION}={fraction}"
+    name = OLD_FRACTION if memory.share_source.startswith(OLD_FRACTION) else FRACTION  # jax takes one of them
+    return text if fraction is None else f"{text}; it would with {name}={fraction}"
 
 
 def memory_table(plan: Plan) -> Table:

@@ -21,6 +21,7 @@ from sharder.predict.fastest import Candidate, ranked
 from sharder.predict.inputs import Inputs
 from sharder.predict.memory import limit_bytes
 from sharder.predict.plan import Plan, make_plan, placed_bytes
+from sharder.predict.roofline import device
 from sharder.run_folder import write_atomically
 from sharder.table import print_table
 from sharder.validation import AT_MOST
@@ -52,6 +53,7 @@ def planned_for(config: Config, cameras: tuple[str, ...]) -> Planned:
         log.info(f"compiling: {page.choices_line(config)}")
         return make_plan(config, cameras)
 
+    limit_bytes(config.hardware), device(config.hardware)  # UserError now rather than after minutes of compiling
     if config.plan.search == "batch":
         return _largest_batch(config, plan)
     if config.remat.name == "auto" and config.plan.search != "fastest":
@@ -114,5 +116,9 @@ def as_json(planned: Planned) -> dict[str, Any]:
 def _plan_json(plan: Plan) -> dict[str, Any]:
     written = dataclasses.asdict(plan)
     memory = plan.memory
-    written["memory"] |= {"limit_bytes": memory.limit_bytes, "fits": memory.fits}
+    written["memory"] |= {
+        "limit_bytes": memory.limit_bytes,
+        "fits": memory.fits,
+        "fits_with_fraction": memory.fits_with_fraction,
+    }
     return written

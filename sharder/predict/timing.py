@@ -124,7 +124,7 @@ def timing(
     return Timing(
         label="predicted",
         model=MODEL,
-        accuracy=accuracy(hardware.kind),
+        accuracy=accuracy(hardware.kind, hardware.hosts),
         assumptions=assumed,
         device_kind=on.device_kind,
         devices=on.devices,
@@ -168,11 +168,13 @@ def scheduled(module: Module, hardware: HardwareConfig, assumptions: Assumptions
     return schedule(roofline, links(hardware, module.device_count), assumptions.overlap, assumptions.contention)
 
 
-def accuracy(kind: str) -> str:
-    """What is known of the model's error on hardware of this kind."""
-    if kind == ACCURACY.hardware:
+def accuracy(kind: str, hosts: int) -> str:
+    """What is known of the model's error on hardware of this kind. Published are steps of one host alone."""
+    never = [] if kind == ACCURACY.hardware else [f"on {kind}"]
+    never += ["between hosts"] if hosts > 1 else []
+    if not never:
         return ACCURACY.said
-    return f"never compared on {kind}; on {ACCURACY.hardware}: {ACCURACY.said}"
+    return f"never compared {' or '.join(never)}; on {ACCURACY.hardware}: {ACCURACY.said}"
 
 
 def parts_of(found: Schedule) -> dict[str, float]:

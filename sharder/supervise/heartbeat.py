@@ -20,7 +20,7 @@ from types import TracebackType
 
 from sharder.errors import Fault
 
-PHASES = ("start", "restore", "compile", "evaluate", "first step", "step", "data wait", "save", "end")
+PHASES = ("start", "decode", "restore", "compile", "evaluate", "first step", "step", "data wait", "save", "end")
 FOLDER = "heartbeats"
 EVERY_S = 1.0  # between two writes
 LAST_WRITE_S = 2.0  # for a write that is under way when the worker ends; a dead file system must not keep it

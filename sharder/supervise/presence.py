@@ -18,7 +18,7 @@ from sharder.errors import INTERRUPTED, RESUME
 from sharder.stop_signals import STOP_SIGNALS, heard
 from sharder.supervise.heartbeat import Heartbeat
 
-AT_ONCE = ("start", "restore", "compile", "evaluate", "end")  # phases that lose nothing when they are cut off
+AT_ONCE = ("start", "decode", "restore", "compile", "evaluate", "end")  # phases that lose nothing when they are cut off
 
 
 class Presence:

@@ -21,6 +21,7 @@ from types import FrameType
 
 from sharder.config import Config
 from sharder.errors import RESUME
+from sharder.measure import start_up
 from sharder.parallel.environment import worker_environment
 from sharder.parallel.processes import membership
 from sharder.stop_signals import heard
@@ -73,7 +74,7 @@ def start_worker(
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     return subprocess.Popen(
         worker_command(command, folder),
-        env={**environment, PARENT_VARIABLE: str(os.getpid())},
+        env={**environment, PARENT_VARIABLE: str(os.getpid()), start_up.VARIABLE: str(time.monotonic())},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=None if output is None else subprocess.STDOUT,

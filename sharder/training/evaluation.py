@@ -14,6 +14,7 @@ from sharder.data.closed_loop import random_policy, roll_out, wilson_interval, w
 from sharder.data.dataset import Dataset
 from sharder.model.weight import Weights
 from sharder.parallel.agreement import Hosts
+from sharder.parallel.compile_cache import every_process_writes
 from sharder.parallel.mesh import replicated
 from sharder.tracking.sinks import Tracker
 from sharder.training.policy import Sampler, stack
@@ -75,7 +76,7 @@ class Evaluation:
     def __init__(self, data: Dataset, program: Program, hosts: Hosts) -> None:
         self._config, self._hosts, self._mesh = data.config, hosts, program.mesh
         self._sampler = Sampler(data.config, data.transform, tuple(data.recording.cameras), program.execution)
-        self._whole = jax.jit(lambda weights: weights, out_shardings=replicated(program.mesh))
+        self._whole = jax.jit(_gathered_weights, out_shardings=replicated(program.mesh))
 
     def __call__(self, weights: Weights, tracker: Tracker, step: int, when: str) -> None:
         if not self._config.data.has_simulator:
@@ -83,7 +84,9 @@ class Evaluation:
                 tracker.message("closed-loop evaluation: there is no simulator of this recording, none is done")
             return
         if self._mesh.size > 1:
-            weights = {path: weight.addressable_data(0) for path, weight in self._whole(weights).items()}
+            with every_process_writes(self._mesh):
+                whole = self._whole(weights)
+            weights = {path: weight.addressable_data(0) for path, weight in whole.items()}
         if self._hosts.index == 0:
             success = closed_loop(self._sampler, weights, self._config)
             tracker.message(f"success {when}: {success}")
@@ -92,6 +95,10 @@ class Evaluation:
                 others = "; ".join(f"{name} {result}" for name, result in baselines(self._config).items())
                 tracker.message(f"for comparison: {others}")
         self._hosts.barrier("evaluated")
+
+
+def _gathered_weights(weights: Weights) -> Weights:
+    return weights
 
 
 def against_recording(sampler: Sampler, weights: Weights, data: Dataset, frames: int) -> dict[str, Any]:

@@ -17,9 +17,11 @@ from sharder.config import Config
 from sharder.data.dataset import Dataset
 from sharder.data.pipeline import Loader
 from sharder.errors import Stopped
+from sharder.measure.start_up import StartUp
 from sharder.measure.verdict import verdict
 from sharder.parallel import fingerprint
 from sharder.parallel.agreement import Hosts
+from sharder.parallel.compile_cache import compiled_so_far, in_words
 from sharder.parallel.fingerprint import agree
 from sharder.parallel.late import said_when_late
 from sharder.parallel.layout import device_bytes, held_whole
@@ -49,8 +51,10 @@ LOOK_S = 1.0  # between two looks whether anyone asked to stop, while there is n
 SLOW_COMPILE_S = 60.0  # a compile that takes longer is told of, every so often
 
 
-def train(data: Dataset, folder: Path, hosts: Hosts, presence: Presence | None = None) -> None:
-    presence = presence or Presence()
+def train(
+    data: Dataset, folder: Path, hosts: Hosts, presence: Presence | None = None, start_up: StartUp | None = None
+) -> None:
+    presence, start_up = presence or Presence(), start_up or StartUp()
     config = data.config
     mesh = make_mesh(config.mesh)
     steps = config.train.steps
@@ -58,6 +62,7 @@ def train(data: Dataset, folder: Path, hosts: Hosts, presence: Presence | None =
     # Processes that are not the same, or cannot talk, end here, in seconds.
     agree(hosts, "start", fingerprint.of_installation() | of_run(data) | of_devices(mesh))
     preflight(mesh, config.launch.preflight_timeout_s)
+    start_up.part("devices")
     program = make_program(config, mesh, tuple(data.recording.cameras))
     rates = make_rates(program)
 
@@ -76,12 +81,16 @@ def train(data: Dataset, folder: Path, hosts: Hosts, presence: Presence | None =
         checkpoints.close()
         return
 
+    start_up.part("state")
     evaluate = Evaluation(data, program, hosts)
     tracked = open_tracker(config, folder, start.step) if hosts.index == 0 else Tracker([])
     with tracked as tracker, checkpoints:
         state = start.state
         if start.step < steps:
-            state = _take_steps(start, data, program, rates, folder, hosts, presence, evaluate, tracker, checkpoints)
+            start_up.part("tracking")
+            state = _take_steps(
+                start, data, program, rates, folder, hosts, presence, start_up, evaluate, tracker, checkpoints
+            )
         if config.evaluation.at_end:
             presence.phase("evaluate")
             evaluate(state.best_weights, tracker, steps, "after training")
@@ -104,6 +113,7 @@ def _take_steps(
     folder: Path,
     hosts: Hosts,
     presence: Presence,
+    start_up: StartUp,
     evaluate: Evaluation,
     tracker: Tracker,
     checkpoints: Checkpoints,
@@ -115,9 +125,11 @@ def _take_steps(
     # Compile, the same program everywhere.
     presence.phase("compile")
     train_step, put_back = _compile(program, hosts), program.put_back()
+    start_up.part("compile")
     if config.evaluation.at_start and first_step == 0:
         presence.phase("evaluate")
         evaluate(state.best_weights, tracker, first_step, "before training")
+        start_up.part("evaluation")
     source = data.source(process_slice(program.mesh, config.train.batch_size))
     loader = Loader(
         source,
@@ -158,6 +170,8 @@ def _take_steps(
                     checkpoints.save(state, step, about(data, step))
                 checkpoints.wait()
                 raise Stopped(f"stopped at step {step}, which is saved; the same run.id goes on from there: {folder}")
+            if step == first_step:
+                start_up.part("first batch")
             presence.phase("step" if step > first_step else "first step", step)
             ledger.write(step, batch["example"])
             placed_batch = on_devices(batch, program.batch)
@@ -167,6 +181,10 @@ def _take_steps(
                 state, call.done = put_back(state), is_done(metrics)
             if step == first_step:
                 _first_step_returns(metrics, config)
+                start_up.part("first step")
+                log.info(str(start_up))
+                if compiled := compiled_so_far():
+                    log.info(in_words(compiled))
             under_way.finish(state)
             under_way.dispatched(step, metrics, placed_batch, batch["example"])
             if profile.ends(step):
@@ -188,14 +206,13 @@ def _take_steps(
 
 
 def _compile(program: Program, hosts: Hosts) -> Any:
-    launch, started = program.config.launch, time.monotonic()
+    launch, started = program.config.launch, time.monotonic()  # how long it compiled is said by compile_cache
     with said_when_late("lowering the train step", launch.late_after_s, log.info):
         lowered = program.lower()
+    log.info(f"lowered the train step in {time.monotonic() - started:.1f} s")
     agree(hosts, "program", {"lowered train step": hashlib.sha256(lowered.as_text().encode()).hexdigest()[:16]})
     with said_when_late("still compiling the train step", SLOW_COMPILE_S, log.info):
-        compiled = program.compile(lowered)
-    log.info(f"compiled the train step in {time.monotonic() - started:.1f} s")
-    return compiled
+        return program.compile(lowered)
 
 
 def _first_step_returns(metrics: Metrics, config: Config) -> None:

@@ -42,7 +42,7 @@ def parsed(flag: str) -> tuple[str, Any]:
     name, equals, value = flag.lstrip("-").partition("=")
     if not (name.startswith("xla_") and equals and value):
         raise UserError(f"overlap.flags: found {flag!r}, allowed: xla_...=value; write it so, or leave it out")
-    return name, WORDS.get(value, int(value) if value.lstrip("-").isdecimal() else value)
+    return name, WORDS.get(value, int(value) if value.removeprefix("-").isdecimal() else value)
 
 
 def named_here(options: Options) -> Options:
@@ -51,7 +51,10 @@ def named_here(options: Options) -> Options:
         return options
     names = {f"xla_gpu_enable_pipelined_{kind}": f"xla_gpu_pipeline_{kind}" for kind in PIPELINED}
     mode = {True: "COLLECTIVE_PIPELINING_MODE_ON", False: "COLLECTIVE_PIPELINING_MODE_OFF"}
-    return {names.get(name, name): mode[value] if name in names else value for name, value in options.items()}
+    # What is no word for yes or no goes on as it is, for XLA to refuse.
+    return {
+        names.get(name, name): mode.get(value, value) if name in names else value for name, value in options.items()
+    }
 
 
 def refused_option(error: jax.errors.JaxRuntimeError) -> UserError | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -43,7 +44,7 @@ def starting_state(data: Dataset, checkpoints: Checkpoints, target: TrainState, 
         return Start(read_state(folder, step, target), step, f"resumed at step {step} from {folder}")
     shardings = jax.tree.map(lambda x: x.sharding, target)
     if config.model.weights is None:
-        state = run_once(lambda: init_state(config), shardings=shardings)
+        state = run_once(partial(init_state, config), shardings=shardings)
         return Start(state, 0, "random weights")
     weights, said = read_weights(Path(config.model.weights), config)
     warn_of_other_statistics(Path(config.model.weights), data)
@@ -51,7 +52,7 @@ def starting_state(data: Dataset, checkpoints: Checkpoints, target: TrainState, 
         path: jax.make_array_from_callback(value.shape, shardings.weights[path], np.asarray(value).__getitem__)
         for path, value in weights.items()
     }
-    return Start(run_once(lambda weights: state_from_weights(weights, config), weights, shardings=shardings), 0, said)
+    return Start(run_once(partial(state_from_weights, config=config), weights, shardings=shardings), 0, said)
 
 
 def _where(config: Config, checkpoints: Checkpoints) -> tuple[str, int] | None:

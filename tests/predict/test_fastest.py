@@ -49,6 +49,13 @@ def test_every_combination_of_the_lists_is_there() -> None:
     assert [one["layout.name"] for one in combinations(asked)] == [asked.layout.name]  # on one device all are alike
 
 
+def test_what_is_listed_twice_is_compiled_once() -> None:
+    asked = config()
+    asked.plan.remats, asked.plan.layouts = ["full", "full"], ["gather", "gather"]
+    asked.plan.batch_sizes, asked.plan.accumulations = [8, 8], [1, 1]
+    assert told(found(asked)) == [("gather", 8, "full", 2.0)]
+
+
 def test_the_most_examples_per_second_come_first_and_what_does_not_fit_last() -> None:
     asked = config()
     asked.plan.layouts, asked.plan.batch_sizes = ["gather"], [8, 16]

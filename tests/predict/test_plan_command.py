@@ -14,7 +14,7 @@ from sharder.config import Config
 from sharder.errors import UserError
 from sharder.parallel.environment import planning_environment
 from sharder.parallel.hardware import check_hardware
-from sharder.predict import available, page
+from sharder.predict import available, page, planning
 from sharder.predict.alternatives import Alternative
 from sharder.predict.batch_search import Tried
 from sharder.predict.communication import Total
@@ -70,6 +70,24 @@ def test_a_tpu_slice_has_so_many_devices_and_no_other_number(capsys: pytest.Capt
 
 def test_as_many_devices_as_the_mesh_has(capsys: pytest.CaptureFixture[str]) -> None:
     assert "hardware.count: found 8, allowed" in refused(capsys, "mesh=fsdp4", "hardware.count=8")
+
+
+def test_what_a_prediction_stands_on_is_asked_for_before_anything_is_compiled(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for key in ("hbm_bytes_per_s", "link_bytes_per_s", "link_latency_s"):
+        assert f"hardware.{key}: found null, allowed for plan" in refused(capsys, f"hardware.{key}=null")
+    assert f"hardware.hbm_bytes: found {2**63}, allowed: at most" in refused(capsys, f"hardware.hbm_bytes={2**63}")
+
+
+@pytest.mark.parametrize("typed", ["hardware.device_kind=mine", "hardware.hbm_bytes=1"])
+def test_hardware_that_makes_no_sense_is_refused_before_anything_is_compiled(
+    typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "make_plan", lambda *_: pytest.fail("compiled"))
+    (config,) = compose.composed("plan", [typed])
+    with pytest.raises(UserError, match=typed.partition("=")[0]):
+        planning.planned_for(config, ("base_0_rgb",))
 
 
 def test_a_search_that_there_is_not(capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,7 +238,10 @@ def test_the_page_says_whether_it_fits_and_in_what() -> None:
 def test_the_page_says_by_how_much_it_does_not_fit_and_what_would() -> None:
     text = printed(TOO_LARGE)
     assert "does not fit: 7.000 GB, 1.000 GB more than 6.000 GB" in text
-    assert "it would with XLA_PYTHON_CLIENT_MEM_FRACTION=0.88" in text
+    assert "it would with XLA_CLIENT_MEM_FRACTION=0.88" in text
+    old = dataclasses.replace(TOO_LARGE.memory, share_source="XLA_PYTHON_CLIENT_MEM_FRACTION, which ...")
+    text = printed(dataclasses.replace(TOO_LARGE, memory=old))
+    assert "it would with XLA_PYTHON_CLIENT_MEM_FRACTION=0.88" in text  # the one that is set: jax takes no two
     alternatives = (
         Alternative("remat=full", "a", TOO_LARGE, 7 * 10**9),
         Alternative("mesh=fsdp8", "b", PLAN, 4 * 10**9),

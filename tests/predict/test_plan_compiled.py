@@ -28,7 +28,8 @@ STATE = (memory.WEIGHTS, memory.MOMENTS, memory.AVERAGE)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    monkeypatch.delenv(memory.FRACTION, raising=False)
+    for name in (memory.FRACTION, memory.OLD_FRACTION):
+        monkeypatch.delenv(name, raising=False)
 
 
 def planned(*typed: str) -> tuple[dict[str, Any], str]:

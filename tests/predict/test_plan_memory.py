@@ -15,7 +15,7 @@ from sharder.parallel.layout import device_bytes
 from sharder.parallel.mesh import make_mesh
 from sharder.predict import memory
 from sharder.predict.buffers import Buffer
-from sharder.predict.memory import FRACTION, Memory, Part, allocator_share, placed_parts, temporary_parts
+from sharder.predict.memory import FRACTION, OLD_FRACTION, Memory, Part, allocator_share, placed_parts, temporary_parts
 from sharder.training.state import init_state, run_once
 
 LAYER_WEIGHT = "f32[16,32]"  # of the micro model: one layer's mlp/gate, whole
@@ -131,6 +131,24 @@ def test_the_share_is_the_users_if_set() -> None:
     assert allocator_share(tpu, {FRACTION: "0.9"})[0] == 1.0
     with pytest.raises(UserError, match=f"{FRACTION}: found 'most', allowed: above 0, at most 1"):
         allocator_share(gpu, {FRACTION: "most"})
+
+
+def test_the_share_has_two_names_of_which_jax_takes_one() -> None:
+    gpu = HardwareConfig("h100", memory_share=0.75)
+    share, source = allocator_share(gpu, {OLD_FRACTION: "0.9", FRACTION: ""})
+    assert share == 0.9 and source.startswith(OLD_FRACTION)
+    with pytest.raises(UserError, match=f"{OLD_FRACTION}: found beside {FRACTION}"):
+        allocator_share(gpu, {OLD_FRACTION: "0.9", FRACTION: "0.8"})
+
+
+@pytest.mark.parametrize(("hbm_bytes", "share"), [(1, 0.75), (10**9, 1e-12)])
+def test_a_device_of_which_a_program_can_have_nothing_is_refused(
+    hbm_bytes: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (FRACTION, OLD_FRACTION):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=f"hardware.hbm_bytes: found {hbm_bytes}, of which a program can have {share}"):
+        memory.limit_bytes(HardwareConfig("h100", hbm_bytes=hbm_bytes, memory_share=share))
 
 
 def test_a_host_copies_the_pieces_whose_first_holder_it_has() -> None:

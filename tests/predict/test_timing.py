@@ -91,6 +91,9 @@ def test_it_is_said_to_be_predicted_by_what_and_how_well(found: Timing) -> None:
 def test_elsewhere_it_says_that_it_was_never_compared(program: Program, module: Module) -> None:
     a100 = composed("train", [*MICRO, "hardware=a100"])[0].hardware
     assert timing(program, module, a100).accuracy == f"never compared on a100; on h100: {ACCURACY.said}"
+    two_hosts = ("hardware=h100", "hardware.hosts=2", "mesh=fsdp2")
+    h100s = composed("train", [*MICRO, *two_hosts])[0].hardware
+    assert timing(program, module, h100s).accuracy == f"never compared between hosts; on h100: {ACCURACY.said}"
 
 
 def test_the_gather_is_what_the_step_is_bound_by(found: Timing) -> None:

@@ -71,7 +71,7 @@ def test_without_an_attempt_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_a_phase_that_nobody_knows_is_refused(tmp_path: Path) -> None:
-    with Heartbeat(tmp_path, 0, "") as own, pytest.raises(ValueError, match="'stepping' is none of start, restore"):
+    with Heartbeat(tmp_path, 0, "") as own, pytest.raises(ValueError, match="'stepping' is none of start, decode"):
         own.phase("stepping")
     for name in PHASES:
         own.phase(name)

@@ -76,6 +76,7 @@ def test_xla_knows_the_flag_by_this_name() -> None:
         ("xla_a=1073741824", ("xla_a", 2**30)),
         ("xla_a=-1", ("xla_a", -1)),
         ("xla_a=SOME_MODE", ("xla_a", "SOME_MODE")),
+        ("xla_a=--1", ("xla_a", "--1")),  # no number: XLA says so
     ],
 )
 def test_a_flag_is_written_as_in_xla_flags(flag: str, expected: tuple[str, Any]) -> None:
@@ -114,3 +115,12 @@ def test_pipelined_collectives_by_the_new_names(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(jax, "__version_info__", (0, 12, 0))
     asked = options(layout="auto", overlap=tuple(f"xla_gpu_enable_pipelined_{kind}=false" for kind in PIPELINED))
     assert asked == {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_OFF" for kind in PIPELINED}
+
+
+@pytest.mark.parametrize("value", ["yes", "2"])
+def test_a_word_that_is_neither_yes_nor_no_is_left_for_xla_to_refuse(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "__version_info__", (0, 12, 0))
+    ((name, asked),) = options(layout="auto", overlap=(f"{OLD}={value}",)).items()
+    assert (name, str(asked)) == (NEW, value)
