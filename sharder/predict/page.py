@@ -16,6 +16,7 @@ from sharder.predict.timing import Spending, Timing
 from sharder.predict.traffic import Moved, Traffic
 from sharder.table import Table
 
+SHORT_STEP_MS = 10.0
 WORTH_A_LINE = 1e-4  # of all payload: smaller totals are in plan.json alone
 
 
@@ -115,10 +116,10 @@ def traffic_table(traffic: Traffic, totals: Sequence[Total], timing: Timing | No
             for i in (0, 1)
         )
         hidden = (f"{total.hidden_share:.0%}", _with_matmuls(beside))
-        rows.append((total.kind, total.tensor, *numbers, *hidden, f"{alone:.1f}", f"{exposed:.1f}"))
+        rows.append((total.kind, total.tensor, *numbers, *hidden, _ms(alone, timing), _ms(exposed, timing)))
     columns = (f"payload {unit.name}", f"sent {unit.name} a device", "times", "async", "with a matmul")
     head = ("collective", "of", *columns, "predicted ms alone", "ms exposed")
-    all_alone, all_exposed = (f"{sum(ms[i] for ms in waits.values()):.1f}" for i in (0, 1))
+    all_alone, all_exposed = (_ms(sum(ms[i] for ms in waits.values()), timing) for i in (0, 1))
     sizes = (unit.text(traffic.payload_bytes), unit.text(traffic.sent_bytes))
     rows.append(("sum", "", *sizes, "", "", "", all_alone, all_exposed))
     return Table("", head, rows, head[2:])
@@ -127,9 +128,9 @@ def traffic_table(traffic: Traffic, totals: Sequence[Total], timing: Timing | No
 def time_said(timing: Timing) -> str:
     shares = {"mfu": timing.mfu, "mfu_6nd": timing.mfu_6nd, "hfu": timing.hfu}
     known = "".join(f", {name} {share:.1%}" for name, share in shares.items() if share is not None)
-    exposed = f" ({timing.exposed_step_ms:.1f} with nothing hidden)" if timing.collectives_alone_ms else ""
+    exposed = f" ({_ms(timing.exposed_step_ms, timing)} with nothing hidden)" if timing.collectives_alone_ms else ""
     return (
-        f"predicted: {timing.step_ms:.1f} ms a step{exposed}, {timing.examples_per_s:.1f} examples/s{known}; bound by "
+        f"predicted: {_ms(timing.step_ms, timing)} ms a step{exposed}, {timing.examples_per_s:.1f} examples/s{known}; bound by "
         f"{timing.bound_by}"
     )
 
@@ -143,11 +144,11 @@ def flops_said(timing: Timing) -> str:
 
 
 def time_tables(timing: Timing) -> Iterator[Table]:
-    parts = [(part.name, f"{part.ms:.1f}", f"{part.share:.1%}") for part in timing.parts if part.ms]
-    parts.append(("a step", f"{timing.step_ms:.1f}", ""))
+    parts = [(part.name, _ms(part.ms, timing), f"{part.share:.1%}") for part in timing.parts if part.ms]
+    parts.append(("a step", _ms(timing.step_ms, timing), ""))
     yield Table("", ("predicted time", "ms", "of the step"), parts, ("ms", "of the step"))
     rows = [
-        (one.what, one.kind, _where(one), one.bound_by, str(one.times), f"{one.ms:.1f}", f"{one.share:.1%}")
+        (one.what, one.kind, _where(one), one.bound_by, str(one.times), _ms(one.ms, timing), f"{one.share:.1%}")
         for one in timing.top
     ]
     head = ("dearest, predicted", "kind", "of", "bound by", "times", "ms", "of the step")
@@ -155,6 +156,11 @@ def time_tables(timing: Timing) -> Iterator[Table]:
     if timing.unknown:
         listed = ", ".join(f"{what} ({times} a step)" for what, times in timing.unknown)
         yield Table(f"\nno time is known of, beyond the bytes: {listed}")
+
+
+def _ms(ms: float, timing: Timing | None) -> str:
+    """Of a short step to the microsecond: else most of its parts would be 0."""
+    return f"{ms:.3f}" if timing is not None and timing.step_ms < SHORT_STEP_MS else f"{ms:.1f}"
 
 
 def _where(one: Spending) -> str:
@@ -173,7 +179,7 @@ def ranked_table(plan: Plan, ranked: Sequence[Candidate]) -> Table:
             rows.append((one.change, "", "", "", "", needs, "no: refused by the compiler"))
             continue
         share = "" if timing.mfu is None else f"{timing.mfu:.1%}"
-        times = (f"{timing.examples_per_s:.1f}", f"{timing.step_ms:.1f}", f"{timing.exposed_step_ms:.1f}")
+        times = (f"{timing.examples_per_s:.1f}", _ms(timing.step_ms, timing), _ms(timing.exposed_step_ms, timing))
         rows.append((one.change, *times, share, needs, _yes(one.plan.fits)))
     head = ("change", "examples/s", "ms a step", "nothing hidden", "mfu", f"{unit.name} a device", "fits")
     fastest = f"the fastest is {ranked[0].change}: the plan above" if ranked[0].examples_per_s else "none of these fits"

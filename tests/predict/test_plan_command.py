@@ -262,6 +262,14 @@ def test_the_page_says_what_a_step_is_predicted_to_take_and_by_what_model() -> N
     assert "no time is known of, beyond the bytes: custom-call their_kernel (18 a step)" in text
 
 
+def test_the_parts_of_a_step_of_less_than_ten_milliseconds_are_told_to_the_microsecond() -> None:
+    assert PLAN.timing is not None
+    short = dataclasses.replace(PLAN.timing, step_ms=0.7, parts=(Share("arithmetic", 0.042, 0.06),))
+    text = printed(dataclasses.replace(PLAN, timing=short))
+    assert "predicted: 0.700 ms a step" in text
+    assert ["arithmetic", "0.042", "6.0%"] in [line.split() for line in text.splitlines()]
+
+
 def test_the_page_says_how_long_each_kind_of_collective_takes_and_is_waited_for() -> None:
     """The gather of 20 ms moves layer weights for three quarters of its bytes."""
     rows = [" ".join(line.split()) for line in printed(PLAN).splitlines() if line.startswith(("all-gather", "sum"))]
