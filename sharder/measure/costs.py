@@ -12,7 +12,7 @@ fusion stays on the chip. A value that several of them read is divided among the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sharder.measure.arithmetic import Cost, arithmetic, total
@@ -193,7 +193,14 @@ def _written(writer: Instruction, home: Computation) -> int:
     if writer.opcode in UPDATES_A_PART:
         update = home.by_name[writer.operands[UPDATES_A_PART[writer.opcode]]]
         return _size(update.shapes)
-    return _size(writer.shapes)
+    return _size(results(writer))
+
+
+def results(writer: Instruction) -> Sequence[Shape]:
+    """What it writes: without the bytes that a call is given to work in, a vector that comes last."""
+    shapes = writer.shapes
+    has_workspace = len(shapes) > 1 and shapes[-1].dtype in ("s8", "u8") and len(shapes[-1].dims) == 1
+    return shapes[:-1] if has_workspace and writer.opcode == "custom-call" else shapes
 
 
 def _size(shapes: Iterable[Shape]) -> int:

@@ -209,7 +209,7 @@ class _Kinds:
         if len(buffer.shapes) != 1 or instruction is None:
             return ACTIVATIONS
         (shape,) = buffer.shapes
-        if instruction.opcode == "custom-call" and shape.dtype in ("s8", "u8") and len(shape.dims) == 1:
+        if instruction.opcode in ("custom-call", "fusion") and shape.dtype in ("s8", "u8") and len(shape.dims) == 1:
             return WORKSPACE
         key = _key(shape.dims)
         if len(key) < 2 or shape.elements <= FEW or not (key in self.stacks or key in self.one_layer):

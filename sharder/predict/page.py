@@ -130,8 +130,8 @@ def time_said(timing: Timing) -> str:
     known = "".join(f", {name} {share:.1%}" for name, share in shares.items() if share is not None)
     exposed = f" ({_ms(timing.exposed_step_ms, timing)} with nothing hidden)" if timing.collectives_alone_ms else ""
     return (
-        f"predicted: {_ms(timing.step_ms, timing)} ms a step{exposed}, {timing.examples_per_s:.1f} examples/s{known}; bound by "
-        f"{timing.bound_by}"
+        f"predicted: {_ms(timing.step_ms, timing)} ms a step{exposed}, {timing.examples_per_s:.1f} examples/s{known}; "
+        f"bound by {timing.bound_by}"
     )
 
 

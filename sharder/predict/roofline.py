@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from sharder.config import HardwareConfig
 from sharder.errors import UserError
 from sharder.measure.arithmetic import Cost
-from sharder.measure.costs import WITHOUT_BYTES, Costs
+from sharder.measure.costs import WITHOUT_BYTES, Costs, results
 from sharder.measure.hlo import Computation, Instruction, Module
 from sharder.measure.peaks import known_peak
 from sharder.predict.matrix_products import (
@@ -186,11 +186,8 @@ class Roofline:
                 yield from self._inside(inner, inside)
 
     def _custom_call(self, instruction: Instruction, home: Computation) -> Kernel:
-        """Its bytes are without those that it is given to work in, a vector that comes last among its results."""
-        operands, results = operand_shapes(instruction, home), list(instruction.shapes)
-        if len(results) > 1 and results[-1].dtype in ("s8", "u8"):
-            results.pop()
-        moved = sum(shape.bytes for shape in (*operands, *results))
+        operands = operand_shapes(instruction, home)
+        moved = sum(shape.bytes for shape in (*operands, *results(instruction)))
         target = call_target(instruction)
         if CUDNN_ATTENTION.match(target):
             products, rate = attention_products(operands, "Backward" in target), self.efficiency * ATTENTION_SHARE
