@@ -39,7 +39,7 @@ def usage(command: str) -> str:
             section = heading["key"]
         elif (entry := KEY.match(line)) and not (entry["indent"] and section in ("defaults", "hydra")):
             key = f"{section}.{entry['key']}" if entry["indent"] else entry["key"]
-            text.append(f"  {key + '=' + entry['value']:<28}{entry['about']}")
+            text.append(f"  {key + '=' + entry['value']:<27} {entry['about']}")
     text += ["", "Flags:"]
     text.append(
         "  -m, --multirun   a sweep: each combination of values given as key=a,b runs in its own folder and process"
