@@ -17,7 +17,12 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
-def _isolated(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _isolated(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    is_proof = any(request.node.get_closest_marker(name) for name in ("slow", "convergence", "chaos"))
+    if is_proof and os.environ.get("XLA_FLAGS") == HURRY:
+        monkeypatch.delenv("XLA_FLAGS")  # what they start in processes of their own is what a user would run
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
