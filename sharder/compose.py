@@ -37,7 +37,6 @@ from sharder.errors import EXIT_USER_ERROR, INTERRUPTED, UserError
 from sharder.overrides import Vocabulary, check_hydra_key, first_line
 from sharder.parallel.processes import SLURM, check_part, membership
 from sharder.supervise.workers import Interrupted
-from sharder.usage import usage
 from sharder.validation import validate
 
 Handover = Callable[[Path, Config, int], int]  # (claimed folder, config, lock) -> exit code
@@ -110,9 +109,6 @@ def _conf(command: str) -> initialize_config_module:
 
 def _main(command: str, handover: Handover, argv: Sequence[str]) -> int:
     arguments = _parse(command, argv)
-    if arguments.help:
-        print(usage(command))
-        return 0
     with _conf(command):
         composer = _Composer(command, arguments.overrides)
         points, configs, sweep = composer.compose(arguments.overrides, arguments.multirun)
@@ -143,7 +139,6 @@ class _Parser(argparse.ArgumentParser):
 def _parse(command: str, argv: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(prog=f"python -m sharder.{command}", add_help=False, allow_abbrev=False)
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--cfg", action="store_true")
     return parser.parse_intermixed_args(list(argv))

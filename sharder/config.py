@@ -102,6 +102,10 @@ class CamerasConfig:
         """Model camera -> recording's key, of the cameras named here; None when none is."""
         return {camera: key for camera, key in vars(self).items() if key} or None
 
+    def chosen_or_all(self) -> tuple[str, ...]:
+        """Model cameras: those named here, or where none is, all there can be."""
+        return tuple(self.chosen() or vars(self))
+
 
 @dataclass
 class DataConfig:

@@ -1,9 +1,12 @@
-"""Tables for people: drawn on a terminal; elsewhere lines of text that no width cuts, for a pipe or a log."""
+"""Tables: for people, drawn on a terminal; elsewhere lines of text that no width cuts, for a pipe or a log; as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import rich.table
 from rich.console import Console
@@ -27,6 +30,14 @@ def print_table(table: Table, console: Console) -> None:
     elif table.rows:
         for line in _lines(table):
             _print(line, console)
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A line a row, under the keys of the first."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def _drawn(table: Table) -> rich.table.Table:

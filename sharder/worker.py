@@ -5,7 +5,6 @@ Nothing slow is imported at the top: data worker processes import this file agai
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -47,8 +46,7 @@ def train(folder: Path, config: Config, presence: Presence) -> None:
     if config.remat.name == "auto":
         from sharder.predict.remat import with_fastest_remat
 
-        chosen = with_fastest_remat(data.config, tuple(data.recording.cameras))
-        data = dataclasses.replace(data, config=chosen)
+        data.config.remat = with_fastest_remat(data.config, tuple(data.recording.cameras)).remat
         start_up.part("choosing remat")
     loop.train(data, folder, hosts, presence, start_up)
 

@@ -7,7 +7,6 @@ Writes measured.csv here: see README.md.
 
 from __future__ import annotations
 
-import csv
 import os
 import platform
 import re
@@ -18,6 +17,7 @@ import time
 from pathlib import Path
 
 from sharder.provenance import environment
+from sharder.table import write_csv
 from sharder.tracking.metrics import METRICS, read_metrics
 
 HERE = Path(__file__).parent
@@ -64,10 +64,7 @@ def measure(where: Path, every: int, overrides: list[str]) -> dict[str, str]:
 def main(overrides: list[str]) -> None:
     with tempfile.TemporaryDirectory() as where:
         rows = [measure(Path(where), every, overrides) for every in (EVERY, STEPS)]
-    with open(HERE / "measured.csv", "w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
+    write_csv(HERE / "measured.csv", rows)
     for row in rows:
         print("  ".join(f"{name} {value}" for name, value in row.items()))
 

@@ -7,7 +7,6 @@ Writes measured.csv here: see README.md.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import os
 import platform
@@ -23,6 +22,7 @@ from typing import Any
 from sharder.config import Config
 from sharder.data.dataset import Dataset, open_dataset
 from sharder.data.pipeline import Loader
+from sharder.table import write_csv
 
 HERE = Path(__file__).parent
 RECORDING = HERE.parents[2] / "shared/data/g1_bottle_v21"
@@ -149,10 +149,7 @@ def main(root: str) -> None:
                     "mb_on_disk": f"{frames.contents.bytes / 1e6:.1f}" if name == "decoded" else "",
                 }
             )
-    with open(HERE / "measured.csv", "w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
+    write_csv(HERE / "measured.csv", rows)
     for row in rows:
         print("  ".join(f"{name} {value}" for name, value in row.items() if value != ""))
     last = rows[-1]

@@ -9,7 +9,6 @@ Each point compiles in a process of its own, which gives its memory back and sta
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import subprocess
@@ -17,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from sharder.table import write_csv
 
 HERE = Path(__file__).parent
 LAYOUTS = ("gather", "auto", "published")
@@ -40,10 +41,7 @@ def main() -> None:
         folder = arguments.hlo or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         rows = [row for samples in SAMPLES for layout in LAYOUTS for row in in_a_process(layout, samples, folder)]
-    with (HERE / "compiled.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(HERE / "compiled.csv", rows)
     print(tables(rows))
 
 

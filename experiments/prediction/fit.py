@@ -22,6 +22,7 @@ from sharder.config import HardwareConfig
 from sharder.measure.hlo import Module, parse
 from sharder.predict.calibrate import LINK_LATENCY_S, MATMUL_EFFICIENCY, solve
 from sharder.predict.timing import ARITHMETIC, EXPOSED, GAPS, MEMORY, SLOWED, Assumptions, parts_of, scheduled
+from sharder.table import write_csv
 
 HERE = Path(__file__).parent
 FITTED = ("naive-1gpu-batch4", "naive-2gpu-batch8")  # the efficiency on the first, then the latency on the second
@@ -41,10 +42,7 @@ def main() -> None:
     is_there = [(arguments.hlo / f"{row['program']}.hlo.gz").exists() for row in published]
     rows = [compared(arguments.hlo, row) for row, there in zip(published, is_there, strict=True) if there]
     if arguments.write:
-        with (HERE / "predicted.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(HERE / "predicted.csv", rows)
     print(table(rows))
     print(summary(rows))
     missing = sorted({row["program"] for row, there in zip(published, is_there, strict=True) if not there})

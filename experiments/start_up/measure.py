@@ -7,7 +7,6 @@ Writes measured.csv here: see README.md.
 
 from __future__ import annotations
 
-import csv
 import os
 import platform
 import re
@@ -20,6 +19,7 @@ import time
 from pathlib import Path
 
 from sharder.provenance import environment
+from sharder.table import write_csv
 
 HERE = Path(__file__).parent
 STEPS = 2
@@ -83,10 +83,7 @@ def main(overrides: list[str]) -> None:
         rows.append(start(folder, "restart", ["run.id=b", *overrides]))
     for row in rows:
         row["compile_ratio"] = f"{float(row['compile_s']) / float(rows[0]['compile_s']):.3f}"
-    with open(HERE / "measured.csv", "w", newline="") as file:
-        table = csv.DictWriter(file, list(rows[0]))
-        table.writeheader()
-        table.writerows(rows)
+    write_csv(HERE / "measured.csv", rows)
     for row in rows:
         print("  ".join(f"{name} {value}" for name, value in row.items()))
     print(f"--help: {help_cpu_s():.3f} s of CPU, the least of {HELP_TIMES}")

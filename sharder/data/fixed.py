@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sharder.config import CamerasConfig, Config
+from sharder.config import Config
 
 DIMS = 32  # of state and actions, where model.action_dim leaves it to the data: openpi's
 PROMPT = "do it again"
@@ -50,5 +50,5 @@ class FixedRecording:
 def fixed_recording(config: Config) -> FixedRecording:
     """With the cameras that data.cameras names, or all there can be."""
     model, train = config.model, config.train
-    cameras = tuple(config.data.cameras.chosen() or vars(CamerasConfig()))
+    cameras = config.data.cameras.chosen_or_all()
     return FixedRecording(train.batch_size, model.action_dim or DIMS, model.image_size, cameras, train.seed)

@@ -165,7 +165,7 @@ def _readers(parameter: Instruction, inside: Computation) -> list[tuple[set[str]
 
 def _writers(inside: Computation) -> list[Instruction]:
     """Whose results leave the fusion."""
-    (root,) = (instruction for instruction in inside.instructions if instruction.is_root)
+    root = inside.root
     names = root.operands if root.opcode == "tuple" else (root.name,)
     return [_behind(inside.by_name[name], inside) for name in dict.fromkeys(names)]
 
@@ -199,8 +199,13 @@ def _written(writer: Instruction, home: Computation) -> int:
 def results(writer: Instruction) -> Sequence[Shape]:
     """What it writes: without the bytes that a call is given to work in, a vector that comes last."""
     shapes = writer.shapes
-    has_workspace = len(shapes) > 1 and shapes[-1].dtype in ("s8", "u8") and len(shapes[-1].dims) == 1
-    return shapes[:-1] if has_workspace and writer.opcode == "custom-call" else shapes
+    has_workspace = writer.opcode == "custom-call" and len(shapes) > 1 and is_workspace(shapes[-1])
+    return shapes[:-1] if has_workspace else shapes
+
+
+def is_workspace(shape: Shape) -> bool:
+    """Of a result of a call: is it what the call works in?"""
+    return shape.dtype in ("s8", "u8") and len(shape.dims) == 1
 
 
 def _size(shapes: Iterable[Shape]) -> int:

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal, jaxprs_in_params
 
+from sharder.measure.categories import RECOMPUTATION
 from sharder.measure.products import Pass
 
 CALLS = {"jit", "closed_call", "eval_jaxpr", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
@@ -38,7 +39,6 @@ CALLS = {"jit", "closed_call", "eval_jaxpr", "core_call", "remat2", "checkpoint"
 OPAQUE = re.compile(r"ffi_call|ragged_dot|dot_product_attention|scaled_matmul|cudnn_fusion|tpu_custom_call")
 WRITES = {"swap", "addupdate"}
 ATTENTION = "attention"  # the scope whose products have no weight for an operand
-RECOMPUTATION = "recomputation"  # the scope of what a gradient of its own (attn=flash) computes again
 
 
 class Depends(enum.Flag):

@@ -102,7 +102,7 @@ def _root(instruction: Instruction, module: Module) -> Instruction:
     if instruction.opcode != "fusion":
         return instruction
     (name,) = instruction.called["calls"]
-    return next(inner for inner in module.computations[name].instructions if inner.is_root)
+    return module.computations[name].root
 
 
 def _before_bitcasts(computation: Computation, name: str) -> Shape:

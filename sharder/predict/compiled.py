@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -45,15 +47,24 @@ def compiled_and_read(program: Program) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="sharder-xla-") as folder:
         is_gpu = program.mesh.devices.flat[0].platform in ("gpu", "cuda")
         options = {**WITHOUT_A_GPU, **dump_options(Path(folder))} if is_gpu else {}
-        try:
-            executable = program.compile(more=options)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            raise DoesNotFit(" ".join(str(error).split())[:300]) from None
-        text = executable.as_text()
-        assert text is not None
-        return Compiled(parse(text), memory_bytes(executable), read_buffers(Path(folder)))
+        executable = compiled_if_it_fits(program, options)
+        return Compiled(module_of(executable), memory_bytes(executable), read_buffers(Path(folder)))
+
+
+def compiled_if_it_fits(program: Program, options: Mapping[str, Any] | None = None) -> jax.stages.Compiled:
+    """DoesNotFit where the compiler refuses it."""
+    try:
+        return program.compile(more=options)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise DoesNotFit(" ".join(str(error).split())[:300]) from None
+
+
+def module_of(executable: jax.stages.Compiled) -> Module:
+    text = executable.as_text()
+    assert text is not None
+    return parse(text)
 
 
 def memory_bytes(executable: jax.stages.Compiled) -> dict[str, int]:
@@ -67,3 +78,8 @@ def memory_bytes(executable: jax.stages.Compiled) -> dict[str, int]:
         "temporaries": found.temp_size_in_bytes,
         "in_place": found.alias_size_in_bytes,
     }
+
+
+def total_bytes(memory: Mapping[str, int]) -> int:
+    """Of one device, all at once: `memory` as memory_bytes has it."""
+    return memory["arguments"] + memory["outputs"] - memory["in_place"] + memory["temporaries"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sharder.config import CamerasConfig, Config
+from sharder.config import Config
 from sharder.data.dataset import open_dataset
 from sharder.errors import UserError
 
@@ -29,7 +29,7 @@ def read_inputs(config: Config) -> Inputs:
                 f"model.{key}: found 0, which is for the data to say, but data.root={root} is not here; set "
                 f"model.{key}=..., or data.root=<folder>"
             )
-    cameras = tuple(config.data.cameras.chosen() or vars(CamerasConfig()))
+    cameras = config.data.cameras.chosen_or_all()
     chosen = "as data.cameras names them" if config.data.cameras.chosen() else "all there can be"
     said = f"data.root={root} is not here; cameras: {', '.join(cameras)}, {chosen}"
     return Inputs(config, cameras, said)

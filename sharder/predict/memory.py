@@ -21,11 +21,13 @@ from jax.sharding import NamedSharding
 
 from sharder.config import Config, HardwareConfig
 from sharder.errors import UserError
+from sharder.measure.costs import is_workspace
 from sharder.measure.hlo import Module
 from sharder.parallel.layout import device_bytes, held_whole
 from sharder.parallel.mesh import FSDP
 from sharder.predict.buffers import Buffer, at_peak, covered_bytes
 from sharder.predict.communication import FEW
+from sharder.predict.compiled import total_bytes
 from sharder.training.program import Program
 from sharder.training.state import state_bytes
 
@@ -97,7 +99,7 @@ def memory(
     new = analysis["outputs"] - analysis["in_place"]
     compiled = {PADDING: analysis["arguments"] - sum(state_parts.values()), OUTPUTS: new}
     compiled |= temporary_parts(program, module, temporaries, analysis["temporaries"])
-    total = analysis["arguments"] + new + analysis["temporaries"]
+    total = total_bytes(analysis)
     parts = [Part(kind, count, "placement") for kind, count in state_parts.items()]
     parts += [Part(kind, count, "compiled") for kind, count in compiled.items() if count]
     parts.append(Part(GAPS, total - sum(part.bytes for part in parts), "remainder"))
@@ -209,7 +211,7 @@ class _Kinds:
         if len(buffer.shapes) != 1 or instruction is None:
             return ACTIVATIONS
         (shape,) = buffer.shapes
-        if instruction.opcode in ("custom-call", "fusion") and shape.dtype in ("s8", "u8") and len(shape.dims) == 1:
+        if instruction.opcode in ("custom-call", "fusion") and is_workspace(shape):
             return WORKSPACE
         key = _key(shape.dims)
         if len(key) < 2 or shape.elements <= FEW or not (key in self.stacks or key in self.one_layer):

@@ -53,12 +53,14 @@ def planned_for(config: Config, cameras: tuple[str, ...]) -> Planned:
         log.info(f"compiling: {page.choices_line(config)}")
         return make_plan(config, cameras)
 
-    limit_bytes(config.hardware), device(config.hardware)  # UserError now rather than after minutes of compiling
+    # UserError now rather than after minutes of compiling.
+    limit_bytes(config.hardware)
+    device(config.hardware)
     if config.plan.search == "batch":
         return _largest_batch(config, plan)
     if config.remat.name == "auto" and config.plan.search != "fastest":
-        config = with_values(config, {"plan.search": "fastest", "plan.layouts": [config.layout.name]})
-        config = with_values(config, {"plan.batch_sizes": [], "plan.accumulations": []})
+        only_remats = {"plan.layouts": [config.layout.name], "plan.batch_sizes": [], "plan.accumulations": []}
+        config = with_values(config, {"plan.search": "fastest"} | only_remats)
     if config.plan.search == "fastest":
         return _fastest(config, plan, lambda changed: placed_bytes(changed, cameras))
     as_it_is = plan(config)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-import jax
-
 from sharder.config import Config
 from sharder.errors import UserError
-from sharder.measure.hlo import parse
 from sharder.parallel.mesh import make_mesh
 from sharder.predict.alternatives import REMATS, with_values
-from sharder.predict.compiled import memory_bytes
+from sharder.predict.compiled import DoesNotFit, compiled_if_it_fits, memory_bytes, module_of, total_bytes
 from sharder.predict.memory import limit_bytes
 from sharder.predict.sizes import in_words
 from sharder.predict.timing import timing
@@ -48,15 +45,11 @@ def with_fastest_remat(config: Config, cameras: tuple[str, ...]) -> Config:
 def tried(config: Config, cameras: tuple[str, ...]) -> Tried:
     program = make_program(config, make_mesh(config.mesh), cameras)
     try:
-        executable = program.compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
+        executable = compiled_if_it_fits(program)
+    except DoesNotFit:
         return Tried(config.remat.name, None, 0.0)
-    text, needs = executable.as_text(), memory_bytes(executable)
-    assert text is not None
-    total = needs["arguments"] + needs["outputs"] - needs["in_place"] + needs["temporaries"]
-    return Tried(config.remat.name, total, timing(program, parse(text), config.hardware).step_ms)
+    step_ms = timing(program, module_of(executable), config.hardware).step_ms
+    return Tried(config.remat.name, total_bytes(memory_bytes(executable)), step_ms)
 
 
 def _said(one: Tried, limit: int) -> str:

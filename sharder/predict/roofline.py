@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from sharder.config import HardwareConfig
 from sharder.errors import UserError
 from sharder.measure.arithmetic import Cost
-from sharder.measure.costs import WITHOUT_BYTES, Costs, results
+from sharder.measure.costs import GPU, WITHOUT_BYTES, Costs, results
 from sharder.measure.hlo import Computation, Instruction, Module
 from sharder.measure.peaks import known_peak
 from sharder.predict.matrix_products import (
@@ -39,7 +39,6 @@ from sharder.predict.target import GPUS
 
 # Assumed, not fitted.
 MEMORY_SHARE = 0.8  # of the data sheet's rate: about what a streaming kernel reaches
-TRANSCENDENTAL_OPERATIONS = 16  # vector operations that a special function costs: measure/costs.py says why
 ATTENTION_SHARE = 0.8  # softmax stands between the two products of every tile
 GPU_LAUNCH_GAP_S = 1e-6  # of each kernel: kKernelLaunchOverhead in XLA's own gpu_performance_model_base.h
 TPU_LAUNCH_GAP_S = 0.0  # its core runs one program from beginning to end
@@ -136,7 +135,7 @@ def _peak(dtype: str, device: Device) -> float:
 
 def vector_s(cost: Cost, device: Device) -> float:
     """Of operations on single elements: each takes the place of a multiplication and addition."""
-    operations = cost.operations + TRANSCENDENTAL_OPERATIONS * cost.transcendentals
+    operations = cost.operations + GPU.transcendental * cost.transcendentals
     return 2 * operations / device.vector_flops_per_s
 
 

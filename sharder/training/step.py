@@ -105,7 +105,8 @@ def make_train_step(
 
         with jax.named_scope("optimizer"):
             if not config.optimizer.updates:
-                after = dataclasses.replace(state, step=state.step + 1, optimizer=gradients)
+                _, kept = optimizer.update(gradients, state.optimizer)
+                after = dataclasses.replace(state, step=state.step + 1, optimizer=kept)
                 return after, {"loss": loss, "finite": jnp.isfinite(loss)}
             updates, optimizer_state = optimizer.update(
                 clip(gradients, norm, clip_norm), state.optimizer, state.trainable
