@@ -98,9 +98,16 @@ def main(command: str, handover: Handover, argv: Sequence[str] | None = None) ->
 
 def composed(command: str, typed: Sequence[str]) -> list[Config]:
     """The checked config of every point of a command line; nothing is written or started."""
+    return [config for _, config in points(command, typed)]
+
+
+def points(command: str, typed: Sequence[str]) -> list[tuple[list[str], Config]]:
+    """The overrides of every point too, as its run folder will have them."""
     arguments = _parse(command, typed)
     with _conf(command):
-        return _Composer(command, arguments.overrides).compose(arguments.overrides, arguments.multirun)[1]
+        split, configs, _ = _Composer(command, arguments.overrides).compose(arguments.overrides, arguments.multirun)
+    told = [[override for override in point if not override.startswith("hydra.")] for point in split]
+    return list(zip(told, configs, strict=True))
 
 
 def _conf(command: str) -> initialize_config_module:
@@ -234,6 +241,13 @@ def _read(command: str, composed: DictConfig, overrides: Sequence[str]) -> Confi
         plain = _on_top_of(run_folder.saved_config(resume), plain, overrides)
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
     assert isinstance(config, Config)
+    if (each := config.scaling.batch_per_device) is not None:
+        if any(override.lstrip("+").startswith("train.batch_size=") for override in overrides):
+            raise UserError(
+                f"train.batch_size: found it typed with scaling={config.scaling.name}, which makes it {each} a device; "
+                "allowed: one of them; set scaling.batch_per_device=..., or scaling=fixed"
+            )
+        config.train.batch_size = each * config.mesh.size
     validate(config)
     return config
 

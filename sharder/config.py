@@ -170,6 +170,14 @@ class LayoutConfig:
 
 
 @dataclass
+class ScalingConfig:
+    """What becomes of the batch when there are more devices."""
+
+    name: str = "fixed"  # fixed | strong | weak
+    batch_per_device: int | None = None  # weak: train.batch_size is this times the mesh's devices
+
+
+@dataclass
 class OverlapConfig:
     """What XLA is told about running collectives beside other work."""
 
@@ -285,6 +293,19 @@ class ProfileConfig:
 
 
 @dataclass
+class ReportConfig:
+    """The figure of a sweep: which columns of its rows it shows. What can be a column: sharder/report/rows.py."""
+
+    title: str = ""  # what it shows
+    rows: str = "run"  # run | step: what is a row of its table
+    draw: str = "lines"  # lines | bars | stacked
+    x: str = ""  # column: along the axis
+    y: list[str] = field(default_factory=list)  # columns, a panel each; stacked: what is laid on one another
+    series: list[str] = field(default_factory=list)  # columns whose values make a line, or a bar, of its own
+    unit: str = ""  # of what is stacked
+
+
+@dataclass
 class ChoiceConfig:
     """A group whose option is one word (attn, remat ...)."""
 
@@ -299,6 +320,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
     layout: LayoutConfig = field(default_factory=LayoutConfig)
     attn: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("naive"))
     remat: ChoiceConfig = field(default_factory=lambda: ChoiceConfig("none"))
@@ -311,5 +333,7 @@ class Config:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     resume: str = "auto"
+    system: Any = None
     experiment: Any = None

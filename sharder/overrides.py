@@ -26,6 +26,7 @@ from sharder.errors import UserError
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 NO_GUESS = "--help lists the groups and keys"
+OPTIONAL = ("system", "experiment")  # groups of which nothing need be chosen
 CLOSE_ENOUGH = 0.6  # of difflib's ratio: below it a suggestion would be a guess
 
 
@@ -85,7 +86,7 @@ class Vocabulary:
             raise UserError(
                 f"{group}: found keys and values, allowed: {', '.join(options)}; set a key as {group}.<key>=..."
             )
-        if value is None and group == "experiment":
+        if value is None and group in OPTIONAL:
             return
         if str(value) not in options:
             near = _best(str(value), options)

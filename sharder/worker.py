@@ -77,7 +77,6 @@ def plan(folder: Path, config: Config, presence: Presence) -> None:
     from sharder.predict.planning import write_plan
 
     write_plan(inputs, folder)
-    log.info(f"written: {folder / 'plan.json'}")
 
 
 def _use_compile_cache() -> None:

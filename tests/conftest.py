@@ -14,6 +14,12 @@ if int(version("jaxlib").split(".")[1]) < 12:
 os.environ.setdefault("XLA_FLAGS", HURRY)
 
 ROOT = Path(__file__).parent.parent
+DEFAULT = "not slow and not convergence and not chaos"  # as in pyproject.toml
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One a core for the default tests. Proofs have the machine to themselves: they measure, kill, or fill it."""
+    return min(os.cpu_count() or 1, 8) if config.option.markexpr == DEFAULT else 0
 
 
 @pytest.fixture(autouse=True)

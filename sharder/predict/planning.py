@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +20,8 @@ from sharder.predict.fastest import Candidate, ranked
 from sharder.predict.inputs import Inputs
 from sharder.predict.memory import limit_bytes
 from sharder.predict.plan import Plan, make_plan, placed_bytes
+from sharder.predict.planned import PLAN, is_planned, write_planned
 from sharder.predict.roofline import device
-from sharder.run_folder import write_atomically
 from sharder.table import print_table
 from sharder.validation import AT_MOST
 
@@ -38,12 +37,16 @@ class Planned:
 
 
 def write_plan(inputs: Inputs, folder: Path, console: Console | None = None) -> None:
-    """Prints the page and writes <folder>/plan.json, which has every collective."""
+    """Prints the page and writes <folder>/plan.json, which has every collective. Once: not again what is there."""
     console = console or Console()
+    if inputs.config.resume != "never" and is_planned(folder, inputs):
+        log.info(f"planned before, of the same config by the same code: {folder / PLAN}; resume=never plans it again")
+        return
     if inputs.said is not None:
         log.info(inputs.said)
     planned = planned_for(inputs.config, inputs.cameras)
-    write_atomically(folder / "plan.json", json.dumps(as_json(planned), indent=1) + "\n")
+    write_planned(folder, as_json(planned), inputs)
+    log.info(f"written: {folder / PLAN}")
     for table in page.tables(planned.plan, planned.alternatives, planned.tried, planned.ranked):
         print_table(table, console)
 

@@ -77,6 +77,7 @@ class Kernel:
     gap_s: float
     flops: int = 0  # of its matrix products
     unknown: str = ""
+    moved_bytes: float = 0.0  # to and from memory
 
     @property
     def busy_s(self) -> float:
@@ -201,7 +202,7 @@ class Roofline:
         self, kind: str, arithmetic: float, moved_bytes: float, products: Sequence[Product], unknown: str = ""
     ) -> Kernel:
         memory, flops = memory_s(moved_bytes, self.device), sum(product.flops for product in products)
-        return Kernel(kind, arithmetic, memory, self.device.launch_gap_s, flops, unknown)
+        return Kernel(kind, arithmetic, memory, self.device.launch_gap_s, flops, unknown, moved_bytes)
 
 
 def _strange(instruction: Instruction) -> str:

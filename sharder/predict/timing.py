@@ -101,6 +101,7 @@ class Timing:
     compiled_flops: int  # of all matrix products of the compiled step, over all devices
     counted_flops: int  # what shapes say that the program multiplies, recomputation included: measure/flops.py
     kernels: int  # launched
+    moved_bytes: float  # that all of them read and write of one device's memory, as the compiled program says
     collectives_alone_ms: float  # what they would take one after the other
     collectives_exposed_ms: float
     transfers: tuple[Transfer, ...]  # what waits longest first
@@ -139,6 +140,7 @@ def timing(
         compiled_flops=found.flops * on.devices,
         counted_flops=counted_flops(program, "program").total,
         kernels=sum(run.times for run in found.runs if run.kernel is not None),
+        moved_bytes=sum(run.times * run.kernel.moved_bytes for run in found.runs if run.kernel is not None),
         collectives_alone_ms=1e3 * sum(run.times * run.transfer_s for run in moving),
         collectives_exposed_ms=1e3 * sum(run.times * run.exposed_s for run in moving),
         transfers=transfers_of(moving),

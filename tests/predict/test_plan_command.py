@@ -203,6 +203,7 @@ PLAN = Plan(
         compiled_flops=10**12,
         counted_flops=10**12,
         kernels=10,
+        moved_bytes=1e9,
         collectives_alone_ms=30.0,
         collectives_exposed_ms=0.0,
         transfers=(Transfer("gather.1", 18, 20.0, 6.0), Transfer("gather.2", 1, 10.0, 0.0)),
