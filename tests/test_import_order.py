@@ -14,7 +14,8 @@ LEVELS = [
     {"config", "errors", "validation", "stop_signals"},
     {"model", "data", "parallel", "measure", "run_folder", "provenance", "table", "early"},
     {"training", "predict", "tracking", "supervise"},
-    {"compose", "overrides", "usage", "conf", "worker", "train", "evaluate", "plan", "report", "convert", "inspect"},
+    {"compose", "overrides", "usage", "conf", "worker", "train", "evaluate", "plan", "report", "convert", "inspect"}
+    | {"dashboard"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 # Two parts of one level may need each other's nouns, in one direction each.
@@ -39,6 +40,8 @@ WITHOUT_JAX = [
     "train",
     "plan",
     "inspect",
+    "dashboard",
+    "tracking",
 ]
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sharder.config import Config
+from sharder.tracking.wandb_about import about_run
 
 LONGEST_ID = 64  # characters W&B allows
 LAST_WORDS = 4096  # bytes of its log in which the reason of a failure is looked for
@@ -50,12 +51,11 @@ class WandbSink:
         self._log_start = 0  # bytes of earlier attempts
         self._child: subprocess.Popen[bytes] | None = None
         about = {
+            **about_run(config, folder),
             "project": config.tracking.project,
             "id": run_id(folder),
             "name": folder.name,
-            "group": folder.parent.name,
             "dir": str(folder),
-            "config": dataclasses.asdict(config),
             "mode": config.tracking.mode,
             "init_timeout_s": self._limits.init_s,
             "rows_before": rows_before,

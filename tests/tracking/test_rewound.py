@@ -1,5 +1,6 @@
 """Steps that a crash took back: done again, shown once, and lost neither here nor in W&B (field report F8.9)."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,9 +9,11 @@ from pathlib import Path
 import processes
 import pytest
 import wandb_files
+from hand_made_breakdown import breakdown
 from wandb_server import Server, serving
 
 from sharder.config import Config
+from sharder.tracking.breakdown import publish
 from sharder.tracking.metrics import METRICS, raw_rows, read_metrics
 from sharder.tracking.sinks import open_tracker
 from sharder.tracking.wandb_sink import run_id
@@ -22,9 +25,9 @@ class Crash(Exception):
     pass
 
 
-def attempt(folder: Path, first_step: int, last_step: int, crash: bool, mode: str = "offline") -> None:
+def attempt(folder: Path, first_step: int, last_step: int, crash: bool, mode: str = "offline", fsdp: int = 1) -> None:
     config = Config()
-    config.tracking.mode = mode
+    config.tracking.mode, config.mesh.fsdp = mode, fsdp
     with open_tracker(config, folder, first_step) as tracker:
         for step in range(first_step + 1, last_step + 1):
             tracker.log({"step": step, "loss": 1 / step})
@@ -86,10 +89,43 @@ def test_offline_attempts_are_sent_later_as_one_run(tmp_path: Path, server: Serv
     with pytest.raises(Crash):
         attempt(folder, 0, 12, crash=True)
     attempt(folder, 10, 15, crash=False)
-    for file in wandb_files.files(folder):
-        sync = [sys.executable, "-m", "wandb", "sync", file.parent]
-        subprocess.run(sync, cwd=tmp_path, capture_output=True, check=True)
+    sync(folder)
     all_sent(server, folder)
+
+
+def sync(folder: Path) -> None:
+    for file in wandb_files.files(folder):
+        command = [sys.executable, "-m", "wandb", "sync", file.parent]
+        subprocess.run(command, cwd=folder, capture_output=True, check=True)
+
+
+def test_an_offline_run_resumed_twice_and_profiled_is_sent_later_without_loss(tmp_path: Path, server: Server) -> None:
+    """The breakdown is no row of metrics.jsonl: it takes a step of W&B's own, and none of a row's."""
+    folder = tmp_path / "train" / "one"
+    publish(breakdown(), folder / "profile", lambda line: None)
+    for first_step, last_step in ((0, 12), (10, 14), (13, 15)):
+        with pytest.raises(Crash):
+            attempt(folder, first_step, last_step, crash=True)
+    sync(folder)
+    assert list(server.history) == [run_id(folder)]
+    sent = server.rows(run_id(folder))
+    steps = [row.pop("_step") for row in sent]
+    assert steps == sorted(set(steps))  # W&B drops what does not come after the one before
+    assert [row for row in sent if "breakdown" not in row] == list(raw_rows(folder / METRICS))
+    assert [row["breakdown_ms/optimizer"] for row in sent if "breakdown" in row] == [10.0] * 3  # of each attempt
+
+
+def test_an_attempt_on_another_mesh_is_the_same_run_and_says_so(tmp_path: Path, server: Server) -> None:
+    folder = tmp_path / "train" / "one"
+    folder.mkdir(parents=True)
+    with pytest.raises(Crash):
+        attempt(folder, 0, 3, crash=True, mode="online", fsdp=4)
+    attempt(folder, 2, 4, crash=False, mode="online", fsdp=2)
+    all_sent(server, folder)
+    about = server.about[run_id(folder)]
+    assert (about["groupName"], about["jobType"]) == ("train", "train")
+    assert "mesh=fsdp2" in about["tags"] and "mesh=fsdp4" not in about["tags"]
+    assert json.loads(about["config"])["mesh"]["value"]["fsdp"] == 2
 
 
 KILLED_AT_12 = """

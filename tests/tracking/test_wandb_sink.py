@@ -18,7 +18,7 @@ import wandb_files
 from sharder.config import Config
 from sharder.tracking import wandb_sink
 from sharder.tracking.metrics import METRICS, MetricsFile, raw_rows, read_metrics
-from sharder.tracking.sinks import Tracker
+from sharder.tracking.sinks import Tracker, open_tracker
 from sharder.tracking.wandb_sink import Limits, WandbSink, run_id
 
 pytestmark = pytest.mark.multiprocess
@@ -113,6 +113,16 @@ def test_online_without_a_key_is_recorded_offline_and_says_so(tmp_path: Path) ->
     (said,) = run.said
     assert "recording offline" in said
     assert recorded_steps(run.folder) == [1]
+
+
+def test_tracking_off_starts_nothing_and_keeps_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_sink.subprocess, "Popen", lambda *_, **__: pytest.fail("W&B was started"))
+    config = Config()
+    config.tracking.mode = "off"
+    with open_tracker(config, tmp_path, 0) as tracker:
+        tracker.log({"step": 1, "loss": 0.5})
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]
+    assert read_metrics(tmp_path / METRICS) == [{"step": 1, "attempt": 0, "loss": 0.5}]
 
 
 @pytest.fixture
