@@ -181,7 +181,7 @@ class ScalingConfig:
 class OverlapConfig:
     """What XLA is told about running collectives beside other work."""
 
-    name: str = "default"  # default | published
+    name: str = "default"  # default | off | published
     flags: list[str] = field(default_factory=list)  # name=value, as in XLA_FLAGS without the dashes
 
 
@@ -191,6 +191,7 @@ class WorkConfig:
 
     name: str = "least"  # least | unrolled | published
     cameras_together: bool = True  # one pass of the vision encoder for all cameras
+    absent_cameras: bool = False  # a camera that the data lack is run all the same, black and masked
     unroll: bool = False  # layers written out instead of a loop over them: the last does only what is read
 
 
@@ -235,6 +236,7 @@ class CheckpointConfig:
     every_steps: int = 1000
     keep: int = 2  # newest ones kept
     keep_every: int | None = None  # steps; those divisible by it are never deleted
+    at_end: bool = True  # the last step is saved too
 
 
 @dataclass

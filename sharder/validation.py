@@ -30,7 +30,7 @@ CHOICES = {
     "report.draw": ("lines", "bars", "stacked"),
     "layout.name": ("gather", "auto", "published"),
     "layout.reduction": ("auto", "fixed_order", "transport"),
-    "overlap.name": ("default", "published"),
+    "overlap.name": ("default", "off", "published"),
     "work.name": ("least", "unrolled", "published"),
     "attn.name": ("naive", "xla", "flash"),
     "remat.name": ("none", "dots", "dots_no_batch", "full", "auto"),
@@ -62,7 +62,10 @@ ABOVE_ZERO = (
     *(f"launch.{name}_s" for name in ("start_timeout", "barrier_timeout", "late_after", "preflight_timeout")),
     *("launch.backoff_s", "launch.grace_s", *(f"launch.limits.{name}" for name in vars(LimitsConfig()))),
 )
-RATES = ("peak_flops_per_s", "hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s", "link_latency_s", "network_bytes_per_s")
+RATES = (
+    *("peak_flops_per_s", "hbm_bytes", "hbm_bytes_per_s"),
+    *("link_bytes_per_s", "link_latency_s", "network_bytes_per_s"),
+)
 ABOVE_ZERO_OR_NULL = ("scaling.batch_per_device", *(f"hardware.{name}" for name in RATES))
 AT_MOST = {  # more is a slip of the hand, or does not fit where the number goes
     **dict.fromkeys(("train.steps", "train.seed", "evaluation.seed", "optimizer.decay_steps"), 2**31 - 1_000_000),

@@ -108,5 +108,6 @@ def _fit(
 def _tell_cameras(recording: Recording | FixedRecording, config: Config) -> None:
     used = ", ".join(f"{camera} <- {key}" for camera, key in recording.cameras.items())
     absent = [camera for camera in vars(config.data.cameras) if camera not in recording.cameras]
-    rest = f"; absent: {', '.join(absent)} (not run: the same result as masking them, and free)" if absent else ""
+    run = "run all the same" if config.work.absent_cameras else "not run: the same result as masking them, and free"
+    rest = f"; absent: {', '.join(absent)} ({run})" if absent else ""
     log.info(f"cameras: {used or 'none'}{rest}")

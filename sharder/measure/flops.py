@@ -14,7 +14,8 @@ Two counts, and what differs between them:
               last layer the prefix's queries, attention, output projection and MLP, which nobody reads; and where
               weights are frozen, gradients of activations in every layer and both streams as soon as one needs any
 
-Padding counts: a padded prompt token and the tokens of a masked camera go through the model as all others do.
+Padding of the prompt counts: a padded token goes through the model as all others do. `cameras` are for the caller to
+count: those that the data have for the loss, and for the program those that it runs masked as well.
 Recomputation is a pass of its own, never part of the model's FLOPs; attn=flash computes the scores again in any
 backward pass. The number of devices, accumulation and the layout change nothing: these are the FLOPs of the global
 batch.

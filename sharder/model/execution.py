@@ -59,6 +59,7 @@ class Execution:
     attention: str = "naive"
     remat: str = "none"
     cameras_together: bool = True  # in one pass of the vision encoder
+    absent_cameras: bool = False  # run all the same, masked
     unroll: bool = False  # layers written out instead of a loop
     layer_hook: LayerHook = as_held
     take_rows: RowHook = rows_as_held
@@ -94,7 +95,9 @@ class Execution:
 
             if self.remat == "none" and self.layer_hook is as_held:
                 return body
-            return jax.checkpoint(body, policy=POLICIES[self.remat], prevent_cse=False)
+            # A loop's turns are apart from each other. Written out, XLA would see that what is computed again was
+            # computed before, and keep that.
+            return jax.checkpoint(body, policy=POLICIES[self.remat], prevent_cse=self.unroll)
 
         with jax.named_scope("layers"):
             if not self.unroll:
@@ -116,4 +119,4 @@ def _unstacked(tree: Any, depth: int) -> list[Any]:
 
 def make_execution(config: Config) -> Execution:
     work = config.work
-    return Execution(config.attn.name, config.remat.name, work.cameras_together, work.unroll)
+    return Execution(config.attn.name, config.remat.name, work.cameras_together, work.absent_cameras, work.unroll)

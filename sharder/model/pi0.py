@@ -2,7 +2,8 @@
 
     B batch   P prefix tokens   A suffix tokens   H horizon (actions a chunk)   D a width   X action dim
 
-The observation, drawn once (a camera the robot lacks is simply not there: equal to masking it, and free):
+The observation, drawn once (a camera the robot lacks is simply not there: equal to masking it, and free; with
+`Execution.absent_cameras` it is put there, masked):
 
     images       {camera: [B, side, side, 3] float32 in [-1, 1]}     image_masks  {camera: [B] bool}
     tokens       [B, prompt] int32        token_mask  [B, prompt] bool
@@ -11,6 +12,7 @@ The observation, drawn once (a camera the robot lacks is simply not there: equal
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -39,6 +41,20 @@ class Observation:
     tokens: jax.Array
     token_mask: jax.Array
     state: jax.Array
+
+
+def with_absent_cameras(observation: Observation, side: int) -> Observation:
+    """And those that the robot lacks: black images of `side` pixels, masked. They come out of a barrier, so that to the
+    compiler they are pictures like others: it would know that constants are alike, and run one of them for all."""
+    B = observation.state.shape[0]
+    absent = [camera for camera in CAMERAS if camera not in observation.images]
+    black, nothing = jnp.full((B, side, side, 3), -1.0, jnp.float32), jnp.zeros(B, bool)
+    images = jax.lax.optimization_barrier([black for _ in absent])
+    return dataclasses.replace(
+        observation,
+        images=observation.images | dict(zip(absent, images, strict=True)),
+        image_masks=observation.image_masks | dict.fromkeys(absent, nothing),
+    )
 
 
 @dataclass(frozen=True)
@@ -85,6 +101,8 @@ class Pi0(nnx.Module):
 
     def embed_prefix(self, observation: Observation) -> Prefix:
         """The cameras, then the prompt."""
+        if self.execution.absent_cameras:
+            observation = with_absent_cameras(observation, self.config.image_size)
         parts, valid = [], []
         for camera, part in self.embed_cameras(observation):
             parts.append(part)

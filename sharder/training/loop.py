@@ -69,15 +69,17 @@ def train(
     # Refuse what would fail late, then find out where to start.
     presence.phase("restore")
     checkpoints = Checkpoints(folder / "checkpoints", config.checkpoint)
-    checkpoints.check_room(state_bytes(program.state), steps)
+    if config.checkpoint.at_end or steps >= config.checkpoint.every_steps:
+        checkpoints.check_room(state_bytes(program.state), steps)
     start = starting_state(data, checkpoints, program.state, hosts)
     hosts.barrier("state restored")
     if hosts.index == 0:
         told = environment(of_devices(mesh)) | {"flop": rates.basis()}
         write_atomically(folder / "environment.json", json.dumps(told, indent=2) + "\n")
     _tell(start, program)
-    if start.step >= steps and completed_step(folder) == start.step:
-        log.info(f"complete: step {start.step} of train.steps={steps} is saved; raise train.steps to go on")
+    done = start.step if config.checkpoint.at_end else max(start.step, steps)  # whose end was not to be saved
+    if done >= steps and completed_step(folder) == done:
+        log.info(f"complete: step {done} of train.steps={steps} is done; raise train.steps to go on")
         checkpoints.close()
         return
 
@@ -190,12 +192,14 @@ def _take_steps(
             if profile.ends(step):
                 under_way.finish(state)
                 profile.end()
-            if (step + 1) % config.checkpoint.every_steps == 0 or step + 1 == steps:
+            is_end = step + 1 == steps and config.checkpoint.at_end
+            if is_end or (step + 1) % config.checkpoint.every_steps == 0:
                 under_way.finish(state)
                 saved_step = step + 1
                 presence.phase("save", step + 1)
                 with clock.host(PAUSE):
                     checkpoints.save(state, step + 1, about(data, step + 1))
+        under_way.finish(state)
         profile.report(state, placed_batch, tracker.message)
         presence.phase("save", steps)
         checkpoints.wait()  # the last save is on disk before anything is said of it

@@ -13,6 +13,7 @@ from sharder.errors import UserError
 from sharder.measure.flops import parameters, step_flops, tokens
 from sharder.measure.mfu import Machine, Utilization, hfu, machine, mfu, mfu_6nd
 from sharder.measure.products import Count, Flops
+from sharder.model.pi0 import CAMERAS
 from sharder.model.tiles import scored
 from sharder.training.clock import Spent
 from sharder.training.program import Program
@@ -103,14 +104,15 @@ def make_rates(program: Program, on: Machine | None = None) -> Rates:
 
 
 def counted_flops(program: Program, count: Count) -> Flops:
-    """Of the global batch: see measure/flops.py."""
+    """Of the global batch: see measure/flops.py. The loss needs no camera that the data lack; a program may run it."""
     config, state = program.config, program.state
+    runs_absent = count == "program" and program.execution.absent_cameras
     return step_flops(
         config.model,
         state.trainable,
         state.frozen,
         config.train.batch_size,
-        len(program.batch["images"]),
+        len(CAMERAS if runs_absent else program.batch["images"]),
         config.remat.name,
         count,
         scored=scored if config.attn.name == "flash" else None,

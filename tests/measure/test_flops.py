@@ -111,6 +111,15 @@ def test_pi0_at_full_size() -> None:
     assert parameters(*weights(config)) == 3_238_048_528
 
 
+@pytest.mark.parametrize("attn", ["naive", "flash"])
+def test_layers_written_out_multiply_less_than_a_hundredth_more_than_the_loss_needs(attn: str) -> None:
+    """Without remat. What is left are scores that are masked afterwards; attn=flash computes scores again, too."""
+    config, in_tiles = model_config("pi0"), scored if attn == "flash" else None
+    program = step_flops(config, *weights(config), 4, 3, "none", "program", in_tiles, unrolled=True)
+    assert 1 < program.total / counted(config, batch_size=4).model < 1.03
+    assert program.model / counted(config, batch_size=4).model < 1.01
+
+
 def test_pi05_has_no_state_token() -> None:
     assert tokens(model_config("pi05"), 1, 3) == 3 * 256 + 200 + 50
     assert counted(with_layers("pi05", 1)).of("action", "scores", "forward") == 2 * 2 * 50 * (968 + 50) * 2048

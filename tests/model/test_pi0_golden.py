@@ -84,11 +84,14 @@ def test_velocity_prefix_and_sampled_actions(variant, attention):
     np.testing.assert_allclose(actions, golden["sampled_actions"], rtol=0, atol=TOLERANCE[variant][1])
 
 
+@pytest.mark.parametrize("absent_cameras", [False, True], ids=["left out", "run masked"])
 @pytest.mark.parametrize("variant", golden_case.VARIANTS)
-def test_a_camera_left_out_equals_that_camera_masked(variant):
+def test_a_camera_that_is_not_there_equals_that_camera_masked(variant, absent_cameras):
+    """Left out, or run all the same with a black image in its place."""
     inputs = golden_case.inputs()
     left_out = inputs._replace(observation=without_right_wrist(inputs.observation))
-    _, losses, gradients = loss_and_gradients(variant, Execution(), left_out)
+    execution = Execution(cameras_together=not absent_cameras, absent_cameras=absent_cameras)
+    _, losses, gradients = loss_and_gradients(variant, execution, left_out)
     golden = golden_case.golden(variant)
     np.testing.assert_allclose(losses, golden["loss"], rtol=0, atol=TOLERANCE[variant][0])
     for leaf, wanted in zip(golden["leaf"], golden["gradient_norm"], strict=True):

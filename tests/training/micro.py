@@ -49,7 +49,7 @@ def initial_state(config: Config) -> TrainState:
     return run_once(lambda: init_state(config))
 
 
-def random_batch(config: Config, seed: int = 0) -> Batch:
+def random_batch(config: Config, seed: int = 0, cameras: tuple[str, ...] = CAMERAS) -> Batch:
     """A batch of the right shapes, without a recording."""
     random = np.random.default_rng(seed)
 
@@ -62,7 +62,7 @@ def random_batch(config: Config, seed: int = 0) -> Batch:
             return random.integers(0, 250, leaf.shape, np.int32)
         return random.standard_normal(leaf.shape, np.float32)
 
-    return jax.tree.map(draw, abstract_batch(config, CAMERAS))
+    return jax.tree.map(draw, abstract_batch(config, cameras))
 
 
 def target(config: Config) -> TrainState:

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).parent / "several_devices.py"
+HERE = Path(__file__).parent
 LAYERS = {"vision/layers": 2, "gemma/layers": 3}  # stack -> how often its loop runs
 Cases = dict[str, dict[str, Any]]
 
 
-def child(which: str) -> Any:
+def child(which: str, script: str = "several_devices.py") -> Any:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    environment |= {"NPROC": "4", "PYTHONPATH": str(SCRIPT.parent.parent.parent)}
-    command = [sys.executable, str(SCRIPT), which]
+    environment |= {"NPROC": "4", "PYTHONPATH": str(HERE.parent.parent)}
+    command = [sys.executable, str(HERE / script), which]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -11,7 +11,7 @@ from micro import assert_same_state, micro_config, target
 from sharder.data.dataset import open_dataset
 from sharder.errors import Fault, Stopped, UserError
 from sharder.parallel.agreement import Hosts
-from sharder.run_folder import sealed_steps
+from sharder.run_folder import checkpoint_steps, completed_step, sealed_steps
 from sharder.supervise.presence import Presence
 from sharder.tracking.metrics import read_metrics
 from sharder.training.loop import train
@@ -104,6 +104,24 @@ def test_a_disk_that_filled_up_meanwhile_is_worth_another_try(tmp_path, monkeypa
     monkeypatch.setattr("sharder.training.checkpoint.shutil.disk_usage", lambda path: full)
     with pytest.raises(Fault, match=r"checkpoint\.keep: 1 more checkpoints of .* GB free"):
         run(tmp_path, "run", train={"steps": 5})
+
+
+def test_a_run_whose_end_is_not_to_be_saved_needs_no_room_and_is_complete_all_the_same(tmp_path, monkeypatch):
+    import shutil
+
+    _, kept = run(tmp_path, "kept", train={"steps": 3})
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr("sharder.training.checkpoint.shutil.disk_usage", lambda path: full)
+    _, folder = run(tmp_path, "run", train={"steps": 3}, checkpoint__at_end=False)
+    assert checkpoint_steps(folder) == [] and completed_step(folder) == 3
+    assert losses(folder) == losses(kept)  # the last step's too, which nothing but its save waited for
+    run(tmp_path, "run", train={"steps": 3}, checkpoint__at_end=False)
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_saves_on_the_way_happen_whether_or_not_the_end_is_saved(tmp_path):
+    _, folder = run(tmp_path, "run", train={"steps": 3}, checkpoint__every_steps=2, checkpoint__at_end=False)
+    assert checkpoint_steps(folder) == [2]
 
 
 def test_evaluation_is_logged_before_and_after_training(tmp_path, capsys):

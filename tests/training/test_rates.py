@@ -1,23 +1,56 @@
 """What a step's time means, and what the figures rest on."""
 
 import logging
+from pathlib import Path
 
 import pytest
 from micro import micro_config
 
+from sharder.compose import composed
+from sharder.measure.costs import Costs
+from sharder.measure.hlo import parse
 from sharder.measure.mfu import machine
+from sharder.model.pi0 import CAMERAS as MODEL_CAMERAS
 from sharder.parallel.mesh import make_mesh
 from sharder.training.clock import DATA, DEVICE, HOST, PAUSE, Spent
-from sharder.training.program import make_program
-from sharder.training.rates import Rates, make_rates
+from sharder.training.program import Program, make_program
+from sharder.training.rates import Rates, counted_flops, make_rates
 
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb")
+FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # the products are the same
 
 
 @pytest.fixture
 def rates(tmp_path) -> Rates:
     config = micro_config(tmp_path)
     return make_rates(make_program(config, make_mesh(config.mesh), CAMERAS))
+
+
+def multiplied(program: Program) -> int:
+    """FLOPs of all matrix products of the compiled step."""
+    module = parse(program.compile(more=FAST).as_text())
+    return int(Costs(module).of_all(module.entry).product_flops)
+
+
+def program_with(tmp_path: Path, work: str, cameras: tuple[str, ...] = CAMERAS[:1]) -> Program:
+    config = micro_config(tmp_path)
+    config.work, config.remat.name = composed("train", [f"work={work}"])[0].work, "none"
+    return make_program(config, make_mesh(config.mesh), cameras)
+
+
+@pytest.mark.parametrize("work", ["least", "unrolled", "published"])
+def test_without_remat_the_compiled_step_multiplies_what_was_counted_and_nothing_twice(tmp_path, work):
+    """One camera of three. Published runs the others as well: two black images, which the compiler must not find out
+    to be one."""
+    program = program_with(tmp_path, work)
+    assert multiplied(program) == counted_flops(program, "program").model == counted_flops(program, "program").total
+    all_there = counted_flops(program_with(tmp_path, work, MODEL_CAMERAS), "program").total
+    assert (counted_flops(program, "program").total == all_there) == (work == "published")
+
+
+def test_the_loss_needs_no_camera_that_the_data_lack(tmp_path):
+    spared, published = (make_rates(program_with(tmp_path, work)) for work in ("unrolled", "published"))
+    assert (published.flops, published.tokens) == (spared.flops, spared.tokens)
 
 
 def on(rates: Rates, kind: str, peak: float | None = None) -> Rates:

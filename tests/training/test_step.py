@@ -10,6 +10,7 @@ import pytest
 from micro import initial_state, micro_config, random_batch, train_step
 
 from sharder.config import AugmentConfig
+from sharder.data.dataset import open_dataset
 from sharder.model.execution import Execution
 from sharder.model.pi0 import build, flow_matching_loss
 from sharder.training.step import draw_noise, draw_time, example_keys, example_losses, observe
@@ -103,6 +104,40 @@ def test_without_updates_a_step_leaves_its_gradients_and_no_weight_moves(tmp_pat
     for path, value in before.trainable.items():
         np.testing.assert_array_equal(after.trainable[path], value)
         np.testing.assert_allclose(after.optimizer[path], gradients[path], rtol=1e-4, atol=1e-6, err_msg=path)
+
+
+def test_cameras_that_the_data_lack_change_nothing_where_they_are_run_masked(tmp_path):
+    """One camera of three: the loss and every gradient of a whole step."""
+    config = micro_config(tmp_path)
+    config.optimizer.updates, config.optimizer.ema_decay = False, None
+    batch = random_batch(config)
+    for name in ("images", "image_masks"):
+        batch[name] = {"left_wrist_0_rgb": batch[name]["left_wrist_0_rgb"]}
+    spared, wanted = jax.jit(train_step(config))(initial_state(config), batch)
+    published = Execution(cameras_together=False, absent_cameras=True)
+    after, found = jax.jit(train_step(config, published))(initial_state(config), batch)
+    assert float(found["loss"]) == pytest.approx(float(wanted["loss"]), rel=1e-6)
+    for path, gradient in spared.optimizer.items():
+        furthest, largest = (float(jnp.abs(of).max()) for of in (after.optimizer[path] - gradient, gradient))
+        assert furthest <= 5e-5 * largest + 1e-8, path
+
+
+def test_a_prompt_budget_from_the_data_loses_nothing(tmp_path):
+    """model.prompt_tokens=0, as many as the longest prompt needs, and 48: the same loss of each example."""
+    losses = {}
+    for prompt_tokens in (0, 48):
+        config = micro_config(tmp_path)
+        config.model.prompt_tokens = prompt_tokens
+        data = open_dataset(config)
+        batch = data.source().batch(0)
+        keys = example_keys(config.train.seed, jnp.int32(0), config.train.batch_size)
+        losses[batch["tokens"].shape[1]] = example_losses(
+            initial_state(data.config).weights, batch, keys, data.config, Execution()
+        )
+        assert batch["token_mask"].sum(1).max() <= batch["tokens"].shape[1]
+    shortest, longest = sorted(losses)
+    assert shortest < longest == 48
+    np.testing.assert_allclose(losses[shortest], losses[longest], rtol=1e-6)
 
 
 def test_nano_overfits_one_batch_with_fixed_noise_and_time(tmp_path):
