@@ -31,7 +31,7 @@ def usage(command: str) -> str:
         text.append(f"  {match['group']:<12}{match['about']}")
         for option, about in group_options(conf.joinpath(match["group"])):
             mark = "*" if option == match["option"] else " "
-            text.append(f"   {mark} {option:<16}{about}")
+            text.append(f"   {mark} {option:<16} {about}")
     text += ["", "Main keys:"]
     section = ""
     for line in lines[1:]:

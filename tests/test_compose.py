@@ -26,6 +26,7 @@ def composed(*argv: str, command: str = "train") -> Config:
     return config
 
 
+PRESETS = ("experiment", "system")  # groups whose options choose among other groups
 OPTIONS = sorted(path.relative_to(CONF) for path in CONF.glob("*/*.yaml"))
 
 
@@ -35,9 +36,12 @@ def test_every_option_composes_and_is_valid(option: Path) -> None:
     needs = {("data", "lerobot"): "data.root=somewhere", ("remat", "auto"): "hardware=h100"}
     extra = [needs[group, name]] if (group, name) in needs else []
     extra += ["evaluation.execute=1"]
-    config = composed(f"{group}={name}", *extra)
+    configs = compose.composed("train", (f"{group}={name}", *extra))
     told = yaml.safe_load((CONF / option).read_text())
-    if group != "experiment":
+    if group in PRESETS:
+        assert len(configs) == len(compose.points("plan", (f"{group}={name}", *extra)))
+    else:
+        (config,) = configs
         section = getattr(config, group)
         for key, value in told.items():
             if isinstance(value, int | str) and f"{group}.{key}" != "data.root" and key != "execute":
@@ -50,7 +54,7 @@ def test_every_option_sets_every_key_of_its_section() -> None:
 
     schema = OmegaConf.structured(Config)
     for option in OPTIONS:
-        if option.parts[0] == "experiment":
+        if option.parts[0] in PRESETS:
             continue
         told = OmegaConf.load(CONF / option)
         section = schema[option.parts[0]]

@@ -83,7 +83,7 @@ REFUSED = [
     ({"plan__layouts": []}, "plan.layouts", "found ..", "some of gather, auto, published"),
     ({"plan__batch_sizes": [8, 0]}, "plan.batch_sizes", "found .8, 0.", "numbers from 1"),
     ({"work__name": "most"}, "work.name", "found 'most'", "least, unrolled, published"),
-    ({"overlap__name": "all"}, "overlap.name", "found 'all'", "default, published"),
+    ({"overlap__name": "all"}, "overlap.name", "found 'all'", "default, off, published"),
     ({"mesh__batch": 2, "hardware__hosts": 3}, "hardware.hosts", "found 3", "a divisor"),
     ({"launch__processes": 2}, "launch.processes", "found 2", "launch=inline: 1"),
     ({"launch__name": "local", "launch__processes": 3, "mesh__fsdp": 4}, "launch.processes", "found 3", "a divisor"),

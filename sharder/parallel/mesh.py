@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import jax
@@ -11,16 +12,21 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from sharder.config import MeshConfig
 from sharder.errors import UserError
 
+log = logging.getLogger(__name__)
+
 BATCH, FSDP = "batch", "fsdp"  # both split the batch; fsdp also splits the weights
 
 
 def make_mesh(config: MeshConfig, devices: Any = None) -> Mesh:
-    """Axes (batch, fsdp) over all devices of all processes, or over those given.
+    """Axes (batch, fsdp) over all devices of all processes, or over those given; one process may do with its first few.
 
     In order of processes, fsdp innermost: an fsdp group lies within a host where it fits there, and a process's devices
     hold neighbouring parts of the batch.
     """
     found = sorted(jax.devices() if devices is None else devices, key=lambda device: (device.process_index, device.id))
+    if devices is None and jax.process_count() == 1 and config.size < len(found):
+        log.warning(f"mesh: {config.size} of {len(found)} devices are used; a larger mesh takes more")
+        found = found[: config.size]
     if config.size != len(found):
         kind = found[0].device_kind
         raise UserError(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import MICRO, ledger, losses, run, saved
+from processes import MICRO, ledger, losses, run, saved, supervised
 
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
@@ -46,8 +46,8 @@ def test_a_relaunch_with_fewer_processes_and_one_with_more_end_on_the_same_bits(
 ) -> None:
     """What does not fit four times is run twice; the mesh stays, so the bits do too. Later there is room again."""
     folder = tmp_path / "outputs/train/elastic"
-    supervised = ("run.id=elastic", "mesh=fsdp4", "launch=supervised", "launch.processes=4", "launch.backoff_s=0.1")
-    changing = (*supervised, "launch.min_processes=2", *COMMON)
+    watched = ("run.id=elastic", "mesh=fsdp4", "launch=supervised", "launch.processes=4", "launch.backoff_s=0.1")
+    changing = (*watched, "launch.min_processes=2", *COMMON)
     done = run(tmp_path, *changing, f"train.steps={SAVED}", program=NO_ROOM_FOR_FOUR)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [event["processes"] for event in supervised(folder, "start")] == [4, 4, 2]
