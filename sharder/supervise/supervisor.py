@@ -61,7 +61,7 @@ class _Supervisor:
     def run(self) -> int:
         steps, launch = self._config.train.steps, self._config.launch
         if self._complete:
-            print(f"complete: step {steps} of train.steps={steps} is saved; raise train.steps to go on", flush=True)
+            print(f"complete: step {steps} of train.steps={steps} is done; raise train.steps to go on", flush=True)
             return 0
         attempts: list[Attempt] = []
         processes = launch.processes

@@ -236,7 +236,7 @@ def test_a_complete_run_is_not_started_again_unless_it_is_made_longer(
     mark_complete(tmp_path, 9)
     assert run(monkeypatch, "sys.exit(5)", tmp_path) == 0
     assert story(tmp_path) == []
-    assert capfd.readouterr().out == "complete: step 9 of train.steps=9 is saved; raise train.steps to go on\n"
+    assert capfd.readouterr().out == "complete: step 9 of train.steps=9 is done; raise train.steps to go on\n"
 
     longer = of()
     longer.train.steps = 12
