@@ -39,6 +39,7 @@ WITHOUT_JAX = [
     "table",
     "train",
     "plan",
+    "report",
     "inspect",
     "dashboard",
     "tracking",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import math
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -53,44 +54,55 @@ def _typed(argv: Sequence[str]) -> dict[str, str]:
 
 
 def _write(told: dict[str, str]) -> Path:
-
     root, kept = Path(told.get("run.root", "outputs")), Path(told.get("kept", "experiments"))
     if "resume" in told:
         from sharder.report.run_page import run_page
 
         folder = Path(told["resume"])
-        _write_text(folder / "report.html", run_page(folder), "resume")
-        return folder / "report.html"
+        return _write_text(folder / "report.html", run_page(folder), "resume")
 
-    from sharder.report.experiment import check_name, collect, experiment, missing, preset_names
+    from sharder.report import tables
+    from sharder.report.experiment import experiment, preset_names
     from sharder.report.experiments_page import experiments_page
-    from sharder.report.tables import read
 
-    if (name := told.get("experiment")) is not None:
-        check_name(name)
-        found = experiment(name)
-        rows = collect(found, root, kept)
-        if not rows:
-            raise UserError(
-                f"experiment: found {name}, of which nothing lies in {root / found.config.run.name} or {kept / name}; "
-                f"allowed: one that was run or planned; python -m sharder.plan experiment={name}"
-            )
-        for point in missing(found, rows):
-            print(f"not there yet: {point}")
-        print(f"tables and figure: {kept / name}")
-    all_of_them = [experiment(name) for name in preset_names()]
-    shown = [(one, read(kept / one.name)) for one in all_of_them]
-    runs = list(_runs(root))
-    if not runs and not any(rows for _, rows in shown):
+    if "experiment" in told:
+        _gather(told["experiment"], root, kept)
+    in_tables = {name: rows for name in preset_names() if (rows := tables.read(kept / name))}
+    runs = list(_links(root))
+    if not runs and not in_tables:
         raise UserError(
             f"run.root: found {root}, with no runs, and {kept}, with no tables; allowed: folders that have some; set "
             "run.root=... or kept=..."
         )
-    _write_text(root / "report.html", experiments_page(shown, kept, runs), "run.root")
-    return root / "report.html"
+    shown = [(experiment(name), rows) for name, rows in in_tables.items()]
+    return _write_text(root / "report.html", experiments_page(shown, kept, runs), "run.root")
 
 
-def _write_text(path: Path, text: str, key: str) -> None:
+def _gather(name: str, root: Path, kept: Path) -> None:
+    """The tables and the figure of one experiment; says what is not in them."""
+    from sharder.report.experiment import collect, experiment, missing
+
+    found = experiment(name)
+    try:
+        rows, wrong = collect(found, root, kept)
+    except OSError as error:
+        raise UserError(
+            f"kept: found {kept}, where {name} cannot be written ({error.strerror}); allowed: a writable folder; set "
+            "kept=..."
+        ) from error
+    for problem in wrong:
+        print(f"left out: {problem}", file=sys.stderr)
+    if not rows:
+        raise UserError(
+            f"experiment: found {name}, of which nothing lies in {root / found.config.run.name} or {kept / name}; "
+            f"allowed: one that was run or planned; python -m sharder.plan experiment={name}"
+        )
+    for point in missing(found, rows):
+        print(f"not there yet: {point}")
+    print(f"tables and figure: {kept / name}")
+
+
+def _write_text(path: Path, text: str, key: str) -> Path:
     from sharder.run_folder import write_atomically
 
     try:
@@ -100,23 +112,30 @@ def _write_text(path: Path, text: str, key: str) -> None:
             f"{key}: found {path.parent}, where {path.name} cannot be written ({error.strerror}); allowed: a writable "
             f"folder; set {key}=..."
         ) from error
+    return path
 
 
-def _runs(root: Path) -> list[str]:
-    """The newest run folders, with links beside the page."""
+def _links(root: Path) -> Iterator[str]:
+    """To the newest run folders, or to their own pages. Nothing in them is read."""
     from sharder.report import html
-    from sharder.report.rows import has_config
+    from sharder.report.experiment import run_folders
 
-    folders = [folder for folder in root.glob("*/*") if not folder.name.startswith(".") and has_config(folder)]
-    folders.sort(key=lambda folder: -os.stat(folder).st_mtime)
-    lines = []
+    names = root.iterdir() if root.is_dir() else ()
+    folders = [folder for parent in names if parent.is_dir() for folder in run_folders(parent)]
+    folders.sort(key=_age_s)
     for folder in folders[:LATEST]:
         relative = folder.relative_to(root)
         own = relative / "report.html" if (folder / "report.html").exists() else relative
-        lines.append("<p>" + html.tag("a", str(relative), href=quote(str(own))) + "</p>")
+        yield "<p>" + html.tag("a", str(relative), href=quote(str(own))) + "</p>"
     if len(folders) > LATEST:
-        lines.append(html.tag("p", f"and {len(folders) - LATEST} older ones", class_="faint"))
-    return lines
+        yield html.tag("p", f"and {len(folders) - LATEST} older ones", class_="faint")
+
+
+def _age_s(folder: Path) -> float:
+    try:
+        return time.time() - folder.stat().st_mtime
+    except OSError:  # it went away meanwhile
+        return math.inf
 
 
 if __name__ == "__main__":

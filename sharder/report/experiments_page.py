@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sharder.report import html, tables
 from sharder.report.experiment import FIGURE, README, Experiment
+from sharder.report.figure import title
 from sharder.report.rows import LAST, MEASURED, PREDICTED, PUBLISHED, SIMULATED, Row
 from sharder.report.tables import Compared, compared
 
@@ -18,15 +19,16 @@ KIND_SAID = {
     MEASURED: "run on the devices named",
 }
 LONGEST_TABLE = 60  # rows; longer ones are in their files
-OF_INTEREST = ("step_ms", "success_rate", "goodput")
+SAME = ("kind", "model", "hardware", "devices", "mesh", "batch_size", "tokens")  # in rows of which two are a ratio
+SHORT_TABLE = 12  # rows; longer ones are folded
 
 
 def experiments_page(found: Sequence[tuple[Experiment, Sequence[Row]]], kept: Path, runs: Sequence[str]) -> str:
     """`found`: each with its rows of all kinds; `runs`: lines of HTML about run folders."""
     shown = [(one, rows) for one, rows in found if rows]
-    parts = [html.tag("h1", "Sharder: what was found"), _kinds(), html.numbers(_headline(shown))]
+    parts = [html.tag("h1", "Sharder: what was found"), html.numbers(_headline(shown))]
     parts.append("<nav>" + " ".join(html.tag("a", one.name, href=f"#{one.name}") for one, _ in shown) + "</nav>")
-    parts += [*_against_published(shown)]
+    parts += [*_kinds(), *_against_published(shown)]
     for one, rows in shown:
         parts += [*_section(one, rows, kept)]
     if runs:
@@ -35,20 +37,17 @@ def experiments_page(found: Sequence[tuple[Experiment, Sequence[Row]]], kept: Pa
     return html.page("Sharder: what was found", parts)
 
 
-def _kinds() -> str:
-    return html.table(("word", "means"), KIND_SAID.items())
+def _kinds() -> Iterator[str]:
+    for kind, said in KIND_SAID.items():
+        yield html.tag("p", f"{kind}: {said}", class_="faint")
 
 
 def ratios(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
-    """(ours, theirs) of the same point and kind, where a table has both systems."""
-    rows = [row for row in rows if row.get("step_ms") and row["kind"] != PUBLISHED]
-    theirs = {
-        (row["kind"], row["hardware"], row["devices"], row.get("mesh")): row
-        for row in rows
-        if row.get("system") == "published"
-    }
+    """(ours, theirs) of the same point and kind, where a table has both systems. Simulated times tell nothing."""
+    rows = [row for row in rows if row.get("step_ms") and row["kind"] in (PREDICTED, MEASURED)]
+    theirs = {tuple(row.get(name) for name in SAME): row for row in rows if row.get("system") == "published"}
     for row in rows:
-        other = theirs.get((row["kind"], row["hardware"], row["devices"], row.get("mesh")))
+        other = theirs.get(tuple(row.get(name) for name in SAME))
         if row.get("system") == "sharder" and other is not None:
             yield row, other
 
@@ -62,16 +61,16 @@ def _headline(shown: Sequence[tuple[Experiment, Sequence[Row]]]) -> Iterator[tup
             yield (
                 f"{times:.2f} times",
                 f"as fast as the published system's step, {one.name} on {ours['devices']} x {ours['hardware']}: "
-                f"{ours['step_ms']:.1f} ms against {theirs['step_ms']:.1f}, both {ours['kind']}",
+                f"{ours['step_ms']:.4g} ms against {theirs['step_ms']:.4g}, both {ours['kind']}",
             )
-        for row in rows:
-            if row["kind"] == MEASURED and "success_rate" in row and "interval_low" in row:
-                low, high = f"{row['interval_low']:.0%}", f"{row['interval_high']:.0%}"
-                yield (
-                    f"{row['success_rate']:.0%}",
-                    f"success on unseen starts, {one.name}, 95% interval {low} to {high}, measured",
-                )
-                break
+        evaluated = [row for row in rows if row["kind"] == MEASURED and "success_rate_low" in row]
+        if evaluated:
+            last = evaluated[-1]
+            yield (
+                f"{last['success_rate']:.0%}",
+                f"success on unseen starts, {one.name}, 95% interval {last['success_rate_low']:.0%} to "
+                f"{last['success_rate_high']:.0%}, measured",
+            )
     errors = [
         point.error
         for one, rows in shown
@@ -79,25 +78,34 @@ def _headline(shown: Sequence[tuple[Experiment, Sequence[Row]]]) -> Iterator[tup
         if point.kind == PREDICTED and point.name == "step_ms"
     ]
     if errors:
-        mean = statistics.fmean(map(abs, errors))
-        worst = max(map(abs, errors))
+        mean, worst = statistics.fmean(map(abs, errors)), max(map(abs, errors))
         yield (
             f"{mean:.1%}",
-            f"mean difference of predicted and published step times, {len(errors)} points, the worst {worst:.1%}",
+            f"mean difference of predicted from published step times, {len(errors)} points, the worst {worst:.1%}; "
+            "those that the model was fitted on are among them",
         )
 
 
 def _against_published(shown: Sequence[tuple[Experiment, Sequence[Row]]]) -> Iterator[str]:
     points = [(one, point) for one, rows in shown for point in compared(rows, one.keys)]
-    if not points:
-        return
-    yield html.tag("h2", "Beside what was published, point by point", id="published")
-    head = ("experiment", "point", "number", "published", "found here", "kind", "difference")
-    yield html.table(head, [_compared(one.name, point) for one, point in points])
+    alone = [one.name for one, rows in shown for row in _without_partner(rows, one.keys)]
+    if points or alone:
+        yield html.tag("h2", "Beside what was published, point by point", id="published")
+    if points:
+        head = ("experiment", "point", "number", "published", "found here", "kind", "difference")
+        yield html.table(head, [_compared(one.name, point) for one, point in points])
+    if alone:
+        counted = ", ".join(f"{alone.count(name)} of {name}" for name in dict.fromkeys(alone))
+        yield html.tag("p", f"Published, but neither predicted nor measured here yet: {counted}.", class_="faint")
+
+
+def _without_partner(rows: Sequence[Row], keys: Sequence[str]) -> list[Row]:
+    others = [row for row in rows if row["kind"] != PUBLISHED]
+    return [row for row in rows if row["kind"] == PUBLISHED and not compared([row, *others], keys)]
 
 
 def _compared(name: str, point: Compared) -> tuple[str, ...]:
-    where = " ".join(f"{key}={value}" for key, value in point.point.items())
+    where = " ".join(f"{key}={value}" for key, value in point.point.items() if key not in ("model", "hardware"))
     return (name, where, point.name, f"{point.published:.4g}", f"{point.found:.4g}", point.kind, f"{point.error:+.1%}")
 
 
@@ -107,18 +115,19 @@ def _section(one: Experiment, rows: Sequence[Row], kept: Path) -> Iterator[str]:
     drawn = kept / one.name / f"{FIGURE}.svg"
     if drawn.exists():
         kinds = ", ".join(kind for kind in tables.KINDS if any(row["kind"] == kind for row in rows))
-        yield html.embedded(drawn.read_bytes(), ".svg", f"{one.config.report.title} ({kinds})")
+        said = title(one.config.report, rows, one.config.model.name)
+        yield html.embedded(drawn.read_bytes(), ".svg", f"{said} ({kinds})")
     for ours, theirs in ratios(rows):
         yield html.tag(
             "p",
             f"{ours['devices']} x {ours['hardware']}: {ours['step_ms']:.4g} ms a step against the published system's "
-            f"{theirs['step_ms']:.4g}, a ratio of {ours['step_ms'] / theirs['step_ms']:.2f} (both {ours['kind']})",
+            f"{theirs['step_ms']:.4g}, a ratio of {ours['step_ms'] / theirs['step_ms']:.2f}, both {ours['kind']}",
         )
     readme = kept / one.name / README
     if readme.exists():
         yield html.tag("p", f"Claim, command and what would refute it: {readme}", class_="faint")
     inside = _table(rows)
-    yield inside if len(rows) <= 12 else html.folded(f"the table: {len(rows)} rows", inside)
+    yield inside if len(rows) <= SHORT_TABLE else html.folded(f"the table: {len(rows)} rows", inside)
 
 
 def _table(rows: Sequence[Row]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
+SMALLEST = 0.95  # pixels that a point of a drawing has at least: 9 points of text are then 9 pixels high
 MEDIA = {".svg": "image/svg+xml", ".png": "image/png", ".mp4": "video/mp4"}
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --faint: #666; --line: #ddd; --paper: #fff; --head: #f5f5f2; }
@@ -13,12 +15,12 @@ STYLE = """
   :root { --ink: #e8e8e6; --faint: #a3a3a0; --line: #3a3a3a; --paper: #16181a; --head: #202326; }
 }
 * { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1rem; max-width: 62rem; color: var(--ink); background: var(--paper);
+body { margin: 0 auto; padding: 1rem; max-width: 68rem; color: var(--ink); background: var(--paper);
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.6rem; line-height: 1.2; }
 h2 { font-size: 1.25rem; margin-top: 2.5rem; } h3 { font-size: 1rem; }
-p, figcaption { max-width: 46rem; } figure { margin: 1rem 0; }
-figcaption, .faint { color: var(--faint); font-size: .85rem; }
+p, figcaption { max-width: 46rem; } p.faint { margin: .3rem 0; } figure { margin: 1rem 0; }
+figcaption, .faint { color: var(--faint); font-size: .85rem; } .drawn { overflow-x: auto; }
 img, video { display: block; max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
 code { font-size: .85em; } pre { overflow-x: auto; padding: .6rem; background: var(--head); border-radius: 4px; }
 .table { overflow-x: auto; margin: .8rem 0; } table { border-collapse: collapse; font-size: .85rem; }
@@ -30,8 +32,9 @@ th { background: var(--head); } td.number, th.number { text-align: right; font-v
 .numbers b { display: block; font-size: 1.5rem; line-height: 1.3; } nav a { margin-right: .8rem; }
 a { color: inherit; } details { margin: .6rem 0; }
 @media print { body { max-width: none; font-size: 11px; }
-  figure, tr, li { break-inside: avoid; } .table { overflow: visible; }
-  th, td { white-space: normal; padding: .15rem .3rem; } details > * { display: block; } a { text-decoration: none; } }
+  figure, tr, li { break-inside: avoid; } .table, .drawn { overflow: visible; } img { min-width: 0 !important; }
+  th, td { white-space: normal; padding: .15rem .3rem; } details::details-content { content-visibility: visible; }
+  a { text-decoration: none; } }
 """
 
 
@@ -70,12 +73,14 @@ def is_number(text: str) -> bool:
 
 
 def embedded(data: bytes, ending: str, caption: str) -> str:
-    """A figure or a video, inside the page. `ending`: of MEDIA."""
+    """A figure or a video, inside the page. `ending`: of MEDIA. A drawing is never so small that it cannot be read."""
     source = f"data:{MEDIA[ending]};base64,{base64.b64encode(data).decode()}"
     if ending == ".mp4":
         media = f'<video controls muted playsinline preload="metadata" src="{source}"></video>'
     else:
-        media = f'<img alt="{escape(caption)}" src="{source}">'
+        width = re.search(rb'<svg[^>]* width="([\d.]+)pt"', data)
+        least = f' style="min-width: {float(width[1]) * SMALLEST:.0f}px"' if width else ""
+        media = f'<div class="drawn"><img alt="{escape(caption)}" src="{source}"{least}></div>'
     return f"<figure>{media}<figcaption>{escape(caption)}</figcaption></figure>"
 
 

@@ -12,8 +12,8 @@ and is in every table and every figure.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from yaml import YAMLError
 
 from sharder.config import Config, ReportConfig
 from sharder.errors import UserError
+from sharder.report.run_statistics import of_attempts, of_steps, of_success, short
 from sharder.run_folder import CONFIG, OVERRIDES, load_config
-from sharder.supervise.supervisor import EVENTS
 from sharder.tracking.metrics import METRICS, read_metrics
 
 Row = dict[str, Any]
@@ -34,26 +34,42 @@ MEASURED, SIMULATED, PREDICTED, PUBLISHED = "measured", "simulated", "predicted"
 ORIGIN = ("kind", "model", "hardware", "devices")
 LAST = ("jax", "commit", "date", "run")
 PLAN, PLAN_ENVIRONMENT, ENVIRONMENT = "plan.json", "plan-environment.json", "environment.json"
-DIGITS = 6  # that a number of a table keeps
-
 SHAPE = ("batch_size", "batch_per_device", "tokens")
 NUMBERS = (
     *("step_ms", "step_ms_low", "step_ms_high", "exposed_step_ms", "examples_per_s", "mfu", "mfu_6nd", "hfu"),
-    *("attention_ms", "memory_gb", "fits", "tflop", "model_tflop", "moved_gb"),
-    *("payload_gb", "sent_gb", "collectives", "async_share", "exposed_collectives_ms", "kernels", "bound_by"),
-    *("steps", "loss", "success_rate", "interval_low", "interval_high", "restarts", "goodput"),
+    *("attention_ms", "attention_layer_forward_ms", "memory_gb", "tflop", "model_tflop", "moved_gb"),
+    *("payload_gb", "sent_gb", "collectives", "async_share", "exposed_collectives_ms", "kernels"),
+    *("steps", "loss", "success_rate", "success_rate_low", "success_rate_high", "restarts", "goodput"),
 )
+WORDS = ("fits", "bound_by")  # of a plan
 OF_A_STEP = ("loss", "grad_norm", "learning_rate", "step_ms", "data_wait_ms", "examples_per_s", "mfu")
 
 
 def rows_of(folder: Path, report: ReportConfig, swept: Collection[str]) -> Iterator[Row]:
     """UserError for a folder whose files cannot be read. Nothing for one where nothing was run or planned yet."""
-    config = load_config(folder)
-    keys = {key: value for key, value in typed(folder).items() if key in swept}
-    for row in (*_predicted(folder, config, report), *_measured(folder, config, report)):
-        origin = {name: row.pop(name) for name in ORIGIN}
-        last = {name: row.pop(name) for name in LAST}
-        yield origin | keys | row | last
+    with reading(folder):
+        config = load_config(folder)
+        keys = {key: value for key, value in typed(folder).items() if key in swept}
+        for row in (*_predicted(folder, config, report), *_measured(folder, config, report)):
+            origin = {name: row.pop(name) for name in ORIGIN}
+            last = {name: row.pop(name) for name in LAST}
+            yield origin | keys | row | last
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """UserError for files that went away meanwhile, or that another version wrote."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be read ({error}); allowed: a run folder that stays; name another"
+        ) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{folder}: its files are not as this version writes them ({type(error).__name__}: {error}); run or plan "
+            "the same run.id again, or take the folder away"
+        ) from error
 
 
 def typed(folder: Path) -> dict[str, str]:
@@ -94,30 +110,31 @@ def _predicted(folder: Path, config: Config, report: ReportConfig) -> Iterator[R
         return
     plan = written["plan"]
     memory, traffic, timing, hardware = plan["memory"], plan["traffic"], plan["timing"], plan["hardware"]
-    row: Row = {"kind": PREDICTED, "model": config.model.name, "hardware": hardware["device_kind"], "devices": hardware["devices"]}
-    row |= _shape(config, hardware["devices"], len(plan["choices"]["cameras"]))
-    row |= {"memory_gb": _short(memory["total_bytes"] / 1e9), "fits": "yes" if memory["fits"] else "no"}
+    devices = hardware["devices"]
+    row: Row = {"kind": PREDICTED, "model": config.model.name, "hardware": hardware["device_kind"], "devices": devices}
+    row |= _shape(config, devices, len(plan["choices"]["cameras"]))
+    row |= {"memory_gb": short(memory["total_bytes"] / 1e9), "fits": "yes" if memory["fits"] else "no"}
     stacked = {part["kind"]: part["bytes"] / 1e9 for part in memory["parts"]} if report.unit == "GB" else {}
     if timing is not None:
         by_category = _sums((place["category"], place["ms"]) for place in timing["places"])
         stacked = by_category if report.unit == "ms" else stacked
-        row |= {name: _short(timing[name]) for name in ("step_ms", "exposed_step_ms", "examples_per_s", "kernels")}
-        row |= {name: _short(timing[name]) for name in ("mfu", "mfu_6nd", "hfu") if timing[name] is not None}
-        row["attention_ms"] = _short(by_category.get("attention", 0.0))
-        row |= {"tflop": _short(timing["compiled_flops"] / 1e12), "moved_gb": _short(timing["moved_bytes"] / 1e9)}
-        row["exposed_collectives_ms"] = _short(timing["collectives_exposed_ms"])
+        row |= {name: short(timing[name]) for name in ("step_ms", "exposed_step_ms", "examples_per_s", "kernels")}
+        row |= {name: short(timing[name]) for name in ("mfu", "mfu_6nd", "hfu") if timing[name] is not None}
+        row |= _attention(config, ((one["category"], one["in_pass"], one["ms"]) for one in timing["places"]))
+        row |= {"tflop": short(timing["compiled_flops"] / 1e12), "moved_gb": short(timing["moved_bytes"] / 1e9)}
+        row["exposed_collectives_ms"] = short(timing["collectives_exposed_ms"])
         row["bound_by"] = timing["bound_by"]
         if timing["mfu"] is not None:
-            total = hardware["devices"] * hardware["peak_flops_per_s"] * timing["step_ms"] / 1e3
-            row["model_tflop"] = _short(timing["mfu"] * total / 1e12)
+            total = devices * hardware["peak_flops_per_s"] * timing["step_ms"] / 1e3
+            row["model_tflop"] = short(timing["mfu"] * total / 1e12)
     if traffic is not None:
         moved = traffic["moved"]
-        row |= {"payload_gb": _short(traffic["payload_bytes"] / 1e9), "sent_gb": _short(traffic["sent_bytes"] / 1e9)}
+        row |= {"payload_gb": short(traffic["payload_bytes"] / 1e9), "sent_gb": short(traffic["sent_bytes"] / 1e9)}
         row["collectives"] = sum(one["times"] for one in moved)
         if traffic["payload_bytes"]:
             hidden = sum(one["payload_bytes"] for one in moved if one["is_async"])
-            row["async_share"] = _short(hidden / traffic["payload_bytes"])
-    row |= {name: _short(stacked.get(name, 0.0)) for name in report.y if report.draw == "stacked"}
+            row["async_share"] = short(hidden / traffic["payload_bytes"])
+    row |= _stack(report, stacked)
     yield row | _origin(about, plan["jax_version"], folder)
 
 
@@ -133,67 +150,35 @@ def _measured(folder: Path, config: Config, report: ReportConfig) -> Iterator[Ro
     last = _origin(about, about["versions"]["jax"], folder)
     if report.rows == "step":
         for one in steps:
-            if found := {name: _short(one[name]) for name in OF_A_STEP if name in one}:
+            found = {name: short(one[name]) for name in OF_A_STEP if one.get(name) is not None}
+            found |= of_success(one) if one.get("success_rate") is not None else {}
+            if found:
                 yield row | {"step": one["step"]} | found | last
         return
-    row |= {"batch_size": config.train.batch_size, "batch_per_device": config.train.batch_size // devices}
-    row |= _of_steps(steps) | _of_attempts(folder, steps)
+    batch = config.train.batch_size
+    row |= {"batch_size": batch, "batch_per_device": batch // devices}
+    if config.model.prompt_tokens and "tokens_per_step" in about.get("flop", {}):
+        row["tokens"] = about["flop"]["tokens_per_step"] // batch
+    row |= of_steps(steps) | of_attempts(folder, steps)
     breakdown = read_json(folder / "profile" / "breakdown.json")
-    if breakdown is not None:
+    if breakdown is not None and breakdown["complete"]:
         by_category = _sums((one["category"], one["ms"]) for one in breakdown["rows"])
-        row["attention_ms"] = _short(by_category.get("attention", 0.0))
-        if report.draw == "stacked" and report.unit == "ms":
-            row |= {name: _short(by_category.get(name, 0.0)) for name in report.y}
+        row |= _attention(config, ((one["category"], one["pass"], one["ms"]) for one in breakdown["rows"]))
+        row |= _stack(report, by_category if report.unit == "ms" else {})
     yield row | last
 
 
-def _of_steps(steps: list[Row]) -> Row:
-    """Times are the median of what was logged, the first row left out: it has what a start costs."""
-    timed = [one for one in steps if one.get("step_ms") is not None]
-    timed = timed[1:] or timed
-    found: Row = {"steps": steps[-1]["step"]}
-    for name in ("step_ms", "examples_per_s", "mfu", "mfu_6nd", "hfu"):
-        values = [one[name] for one in timed if one.get(name) is not None]
-        if values:
-            found[name] = _short(statistics.median(values))
-        if values and name == "step_ms":
-            found |= {"step_ms_low": _short(min(values)), "step_ms_high": _short(max(values))}
-    peaks = [one["device_peak_mb"] for one in steps if one.get("device_peak_mb")]
-    if peaks:
-        found["memory_gb"] = _short(max(peaks) / 1e3)
-    losses = [one["loss"] for one in steps if one.get("loss") is not None]
-    if losses:
-        found["loss"] = _short(losses[-1])
-    evaluated = [one for one in steps if one.get("success_rate") is not None]
-    if evaluated:
-        names = ("success_rate", "interval_low", "interval_high")
-        found |= {name: _short(evaluated[-1][name]) for name in names if name in evaluated[-1]}
-    return found
+def _attention(config: Config, places: Iterable[tuple[str, str, float]]) -> Row:
+    """`places`: category, pass, ms of a step. A layer's forward pass is what others publish of attention."""
+    of_attention = [(in_pass, ms) for category, in_pass, ms in places if category == "attention"]
+    forward_ms = sum(ms for in_pass, ms in of_attention if in_pass == "forward")
+    found = {"attention_ms": short(sum(ms for _, ms in of_attention))}
+    return found | {"attention_layer_forward_ms": short(forward_ms / config.model.language.depth)}
 
 
-def _of_attempts(folder: Path, steps: list[Row]) -> Row:
-    """Of a watched run that was started again: the share of its time that went into steps that stand."""
-    told = list(_events(folder / EVENTS))
-    starts = [event["time"] for event in told if event.get("event") == "start"]
-    ends = [event["time"] for event in told if event.get("event") == "complete"]
-    if not starts or not ends:
-        return {}
-    useful_s = sum(
-        one["step_ms"] / 1e3 * (one["step"] - before["step"])
-        for before, one in zip([{"step": 0}, *steps], steps, strict=False)
-        if one.get("step_ms") is not None
-    )
-    return {"restarts": len(starts) - 1, "goodput": _short(useful_s / (ends[-1] - starts[0]))}
-
-
-def _events(path: Path) -> Iterator[Row]:
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
-        try:
-            event = json.loads(line)
-        except ValueError:  # torn by a crash
-            continue
-        if isinstance(event, dict):
-            yield event
+def _stack(report: ReportConfig, parts: Mapping[str, float]) -> Row:
+    """What the figure lays on one another, as far as there is some of it."""
+    return {name: short(parts[name]) for name in report.y if name in parts} if report.draw == "stacked" else {}
 
 
 def _sums(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -206,10 +191,6 @@ def _sums(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
 def _origin(about: Mapping[str, Any], jax: str, folder: Path) -> Row:
     date = str(about.get("started", ""))[:10]
     return {"jax": jax, "commit": about.get("git_commit") or "", "date": date, "run": folder.name}
-
-
-def _short(value: float) -> float | int:
-    return value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")
 
 
 def has_config(folder: Path) -> bool:

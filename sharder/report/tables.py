@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sharder.errors import UserError
-from sharder.report.rows import LAST, MEASURED, NUMBERS, OF_A_STEP, ORIGIN, PREDICTED, PUBLISHED, SHAPE, SIMULATED, Row
+from sharder.report.rows import (
+    LAST,
+    MEASURED,
+    NUMBERS,
+    OF_A_STEP,
+    ORIGIN,
+    PREDICTED,
+    PUBLISHED,
+    SHAPE,
+    SIMULATED,
+    WORDS,
+    Row,
+)
 from sharder.run_folder import write_atomically
 
 KINDS = (PUBLISHED, PREDICTED, SIMULATED, MEASURED)
-SAME = ("kind", "hardware", "run", "step")  # rows with these the same are one row, the newer standing
-COMPARED = ("step_ms", "examples_per_s", "attention_ms", "memory_gb")
+NEEDED = ("hardware", "devices")  # of every row
+NUMERIC = {"devices", "step", *SHAPE, *NUMBERS, *OF_A_STEP}  # columns
+POINT = ("model", "hardware", "devices", "batch_size", "batch_per_device", "tokens")  # beside the keys of a sweep
+COMPARED = ("step_ms", "attention_layer_forward_ms", "memory_gb")
 
 
 @dataclass(frozen=True)
@@ -38,74 +53,84 @@ def read(folder: Path) -> list[Row]:
 
 
 def read_table(path: Path, kind: str) -> list[Row]:
+    """Columns that are numbers for all experiments are read as such; others stay the text that they are."""
     if not path.exists():
         return []
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = [{key: _value(text) for key, text in row.items() if text != ""} for row in csv.DictReader(file)]
-    except (OSError, UnicodeDecodeError, csv.Error, AttributeError, TypeError) as error:
+            lines = list(csv.DictReader(file, strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(
             f"{path}: cannot be read ({error}); allowed: a table with a head; correct it, or delete it"
         ) from error
-    for number, row in enumerate(rows, 2):
-        if row.get("kind", kind) != kind:
-            raise UserError(
-                f"{path}: line {number} says kind {row['kind']}, allowed there: {kind}; move it to {row['kind']}.csv"
-            )
-        row["kind"] = kind
-    return rows
+    return [_row(f"{path}: line {number}", line, kind) for number, line in enumerate(lines, 2)]
 
 
-def merged(before: Iterable[Row], found: Iterable[Row]) -> list[Row]:
-    """A run that is in both: as it was found now. What other machines added stays."""
-    rows = {tuple(row.get(name) for name in SAME): row for row in before}
-    for row in found:
-        rows[tuple(row.get(name) for name in SAME)] = row
-    return list(rows.values())
+def _row(where: str, line: dict[str, str], kind: str) -> Row:
+    if None in line or None in line.values():
+        raise UserError(f"{where} has not as many cells as the head, allowed: as many; correct it")
+    row: Row = {name: text for name, text in line.items() if text != ""}
+    for name in NEEDED:
+        if name not in row:
+            raise UserError(f"{where} has no {name}, allowed: rows that say it; add it")
+    for name in NUMERIC & row.keys():
+        try:
+            row[name] = _number(row[name])
+        except ValueError as error:
+            raise UserError(f"{where} has {name} {row[name]!r}, allowed: a number; correct it") from error
+    if row.setdefault("kind", kind) != kind:
+        raise UserError(f"{where} says kind {row['kind']}, allowed there: {kind}; move it to {row['kind']}.csv")
+    return {"kind": kind} | row
+
+
+def merged(before: Iterable[Row], found: Sequence[Row]) -> list[Row]:
+    """A run that is in both: as it was found now, all of its rows. What other machines added stays."""
+    new = {_run_of(row) for row in found}
+    return [*(row for row in before if _run_of(row) not in new), *found]
 
 
 def write(path: Path, rows: Sequence[Row], keys: Collection[str]) -> None:
     """Where its rows come from, the sweep's `keys`, numbers, and how to find the run; no column without a value."""
     there = {name for row in rows for name, value in row.items() if value not in ("", None)}
-    ordered = dict.fromkeys(
-        (*ORIGIN, *keys, *SHAPE, "step", *NUMBERS, *OF_A_STEP, *(key for row in rows for key in row))
+    first = (*ORIGIN, *keys, *SHAPE, "step", *NUMBERS, *WORDS, *OF_A_STEP)
+    ordered = dict.fromkeys((*first, *(name for row in rows for name in row if name not in LAST), *LAST))
+    text = io.StringIO()
+    table = csv.DictWriter(
+        text, [name for name in ordered if name in there], extrasaction="ignore", lineterminator="\n"
     )
-    names = [
-        *(name for name in ordered if name in there and name not in LAST),
-        *(name for name in LAST if name in there),
-    ]
-    lines = [",".join(map(_cell, names)), *(",".join(_cell(row.get(name, "")) for name in names) for row in rows)]
-    write_atomically(path, "\n".join(lines) + "\n")
+    table.writeheader()
+    table.writerows(rows)
+    write_atomically(path, text.getvalue())
 
 
 def compared(rows: Sequence[Row], keys: Collection[str]) -> list[Compared]:
-    """Every published number beside the same number of rows that are the same point: the same in all `keys`."""
+    """Every published number beside the same number of the rows that are the same point.
+
+    The same in all `keys`, and in whatever else the two say of the model, the hardware and the shape.
+    """
     found = []
     for published in (row for row in rows if row["kind"] == PUBLISHED):
         for row in (row for row in rows if row["kind"] in (PREDICTED, MEASURED)):
-            common = [key for key in (*keys, "devices", "batch_size", "tokens") if key in published and key in row]
-            if not common or any(str(published[key]) != str(row[key]) for key in common):
-                continue
             if any(key in row and key not in published for key in keys):
                 continue  # another point, of which nothing was published
+            common = [key for key in (*keys, *POINT) if key in published and key in row]
+            if any(published[key] != row[key] for key in common):
+                continue
             point = {key: str(published[key]) for key in common}
             found += [
-                Compared(point, name, float(published[name]), float(row[name]), row["kind"])
+                Compared(point, name, published[name], row[name], row["kind"])
                 for name in COMPARED
-                if name in published and name in row
+                if published.get(name) and row.get(name) is not None
             ]
     return found
 
 
-def _value(text: str) -> Any:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+def _run_of(row: Row) -> tuple[Any, ...]:
+    return row["kind"], row["hardware"], row.get("run")
 
 
-def _cell(value: Any) -> str:
-    text = str(value)
-    return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\n') else text
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
