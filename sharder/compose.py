@@ -241,11 +241,16 @@ def _read(command: str, composed: DictConfig, overrides: Sequence[str]) -> Confi
         plain = _on_top_of(run_folder.saved_config(resume), plain, overrides)
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), plain))
     assert isinstance(config, Config)
-    if (each := config.scaling.batch_per_device) is not None:
+    if (each := config.scaling.batch_per_device) is not None and each > 0:
+        if config.scaling.name != "weak":
+            raise UserError(
+                f"scaling.batch_per_device: found {each} with scaling={config.scaling.name}, allowed: with "
+                "scaling=weak; choose it, or set scaling.batch_per_device=null"
+            )
         if any(override.lstrip("+").startswith("train.batch_size=") for override in overrides):
             raise UserError(
                 f"train.batch_size: found it typed with scaling={config.scaling.name}, which makes it {each} a device; "
-                "allowed: one of them; set scaling.batch_per_device=..., or scaling=fixed"
+                "allowed: one of them; set scaling.batch_per_device=..., or scaling=fixed scaling.batch_per_device=null"
             )
         config.train.batch_size = each * config.mesh.size
     validate(config)

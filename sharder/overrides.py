@@ -64,6 +64,8 @@ class Vocabulary:
         if override.is_delete():
             raise UserError(f"{override.input_line}: keys and groups cannot be removed; set another value")
         if key in self.groups:
+            if override.is_add() or override.is_force_add():
+                raise UserError(f"{override.input_line}: the group is there, to choose from; write it without +")
             self._check_option(override)
         elif key.startswith("hydra."):
             return  # held against Hydra's composed config by check_hydra_key
@@ -87,7 +89,7 @@ class Vocabulary:
                 f"{group}: found keys and values, allowed: {', '.join(options)}; set a key as {group}.<key>=..."
             )
         if value is None and group in OPTIONAL:
-            return
+            raise UserError(f"{group}: found null, allowed: {', '.join(options)}; leave it out to choose none")
         if str(value) not in options:
             near = _best(str(value), options)
             hint = f"did you mean {group}={near}?" if near else f"set {group}=<option>"
@@ -146,6 +148,10 @@ class Vocabulary:
 def check_hydra_key(override: Override, hydra: DictConfig) -> None:
     """Refuses a key under `hydra.` that the chosen launcher, sweeper and so on do not have."""
     key = override.key_or_group.removeprefix("hydra.")
+    if override.is_sweep_override():
+        point = key.removeprefix("sweeper.params.")
+        fix = f"write {point}=a,b" if point != key else "choose one"
+        raise UserError(f"hydra.{key}: found a sweep ({override.input_line}), allowed under hydra.: one value; {fix}")
     parent = key.rpartition(".")[0]
     below = OmegaConf.select(hydra, parent) if parent else hydra
     if key in _dotted(hydra):

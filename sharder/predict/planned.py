@@ -1,7 +1,7 @@
 """Whether a folder's plan.json is what planning again would write: then a sweep that was cut off goes on after it.
 
-Beside plan.json lies plan-environment.json: where the numbers come from, and the two digests that this is decided by.
-It is written last, so that a plan without it is planned again.
+Beside plan.json lies plan-environment.json: where the numbers come from, and the digests that this is decided by.
+It is written last, so that a plan without it is planned again, as is one that is not what was written.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sharder.run_folder import write_atomically
 
 PLAN = "plan.json"
 ENVIRONMENT = "plan-environment.json"
+INSTALLATION = of_installation()  # as it is imported: code that is edited while a plan compiles is not what compiled it
 NOT_PLANNED = ("run", "tracking", "launch", "report", "evaluation", "profile", "resume", "system", "experiment")
 
 
@@ -26,23 +27,26 @@ def is_planned(folder: Path, inputs: Inputs) -> bool:
     """By the same code, packages and flags, of the same config and cameras."""
     try:
         found = json.loads((folder / ENVIRONMENT).read_text())
+        text = (folder / PLAN).read_text()
     except (OSError, ValueError):
         return False
-    return (folder / PLAN).exists() and isinstance(found, dict) and _digests(inputs).items() <= found.items()
+    return isinstance(found, dict) and _digests(inputs, text).items() <= found.items()
 
 
 def write_planned(folder: Path, plan: dict[str, Any], inputs: Inputs) -> None:
+    text = json.dumps(plan, indent=1) + "\n"
     (folder / ENVIRONMENT).unlink(missing_ok=True)
-    write_atomically(folder / PLAN, json.dumps(plan, indent=1) + "\n")
-    write_atomically(folder / ENVIRONMENT, json.dumps(environment(_digests(inputs)), indent=2) + "\n")
+    write_atomically(folder / PLAN, text)
+    write_atomically(folder / ENVIRONMENT, json.dumps(environment(_digests(inputs, text)), indent=2) + "\n")
 
 
-def _digests(inputs: Inputs) -> dict[str, Any]:
+def _digests(inputs: Inputs, text: str) -> dict[str, Any]:
     config = dataclasses.asdict(inputs.config)
     planned = {key: value for key, value in config.items() if key not in NOT_PLANNED}
     return {
         "digest_of_config": _digest([planned, list(inputs.cameras)]),
-        "digest_of_installation": _digest(of_installation()),
+        "digest_of_installation": _digest(INSTALLATION),
+        "digest_of_plan": _digest(text),
     }
 
 

@@ -7,9 +7,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from sharder.errors import EXIT_USER_ERROR, INTERRUPTED, UserError
+
+if TYPE_CHECKING:
+    from sharder.report.experiment import Experiment
 
 USAGE = """Tables, figures and pages from what was run and planned. Runs nothing, needs no device and no network.
 
@@ -18,8 +22,10 @@ python -m sharder.report experiment=<preset>    its rows into experiments/<prese
 python -m sharder.report resume=<run folder>    one run's own page: <run folder>/report.html
 
 run.root=outputs          where run folders are
-kept=experiments          the folder with a folder an experiment, its tables and its figure"""
-ALLOWED = ("experiment", "resume", "run.root", "kept")
+kept=experiments          the folder with a folder an experiment, its tables and its figure
+hydra.searchpath=[file:///my/conf]   where presets of your own are, as for the other commands"""
+SEARCH_PATH = "hydra.searchpath"
+ALLOWED = ("experiment", "resume", "run.root", "kept", SEARCH_PATH)
 LATEST = 30  # runs that the page links to
 
 
@@ -55,6 +61,7 @@ def _typed(argv: Sequence[str]) -> dict[str, str]:
 
 def _write(told: dict[str, str]) -> Path:
     root, kept = Path(told.get("run.root", "outputs")), Path(told.get("kept", "experiments"))
+    search_path = told.get(SEARCH_PATH)
     if "resume" in told:
         from sharder.report.run_page import run_page
 
@@ -66,23 +73,23 @@ def _write(told: dict[str, str]) -> Path:
     from sharder.report.experiments_page import experiments_page
 
     if "experiment" in told:
-        _gather(told["experiment"], root, kept)
-    in_tables = {name: rows for name in preset_names() if (rows := tables.read(kept / name))}
+        _gather(experiment(told["experiment"], search_path), root, kept)
+    in_tables = {name: rows for name in preset_names(search_path) if (rows := tables.read(kept / name))}
     runs = list(_links(root))
     if not runs and not in_tables:
         raise UserError(
             f"run.root: found {root}, with no runs, and {kept}, with no tables; allowed: folders that have some; set "
             "run.root=... or kept=..."
         )
-    shown = [(experiment(name), rows) for name, rows in in_tables.items()]
+    shown = [(experiment(name, search_path), rows) for name, rows in in_tables.items()]
     return _write_text(root / "report.html", experiments_page(shown, kept, runs), "run.root")
 
 
-def _gather(name: str, root: Path, kept: Path) -> None:
+def _gather(found: Experiment, root: Path, kept: Path) -> None:
     """The tables and the figure of one experiment; says what is not in them."""
-    from sharder.report.experiment import collect, experiment, missing
+    from sharder.report.experiment import collect, missing
 
-    found = experiment(name)
+    name = found.name
     try:
         rows, wrong = collect(found, root, kept)
     except OSError as error:

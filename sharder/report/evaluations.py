@@ -59,7 +59,8 @@ def _of_checkpoints(folder: Path, wrong: list[str]) -> Iterator[tuple[Path, dict
         except UserError as error:
             wrong.append(str(error))
             continue
-        if found is not None and Path(found["checkpoint"]).parent == checkpoints:
+        about = found.get("checkpoint") if isinstance(found, dict) else None
+        if isinstance(about, str) and Path(about).parent == checkpoints:
             yield file.parent, found
 
 

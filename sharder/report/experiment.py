@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from sharder.compose import points
+from sharder.compose import SEARCH_PATH, points
 from sharder.config import Config
 from sharder.errors import UserError
 from sharder.report import figure, tables
@@ -34,28 +35,32 @@ class Experiment:
         return places.index(place) if place in places else len(places)
 
 
-def preset_names() -> list[str]:
-    presets = files("sharder.conf").joinpath("experiment").iterdir()
-    return sorted(entry.name.removesuffix(".yaml") for entry in presets if entry.name.endswith(".yaml"))
+def preset_names(search_path: str | None = None) -> list[str]:
+    """`search_path`: of presets of the user's own, as the other commands take it: [file:///my/conf]."""
+    return sorted(_presets(search_path))
 
 
 @cache
-def experiment(name: str) -> Experiment:
+def experiment(name: str, search_path: str | None = None) -> Experiment:
     """UserError: no such preset, or one that does not compose."""
-    if name not in preset_names():
+    presets = _presets(search_path)
+    if name not in presets:
         raise UserError(
-            f"experiment: no option {name!r}, allowed: {', '.join(preset_names())}; set experiment=<option>"
+            f"experiment: no option {name!r}, allowed: {', '.join(sorted(presets))}; set experiment=<option>, or "
+            f"{SEARCH_PATH}=[file://<folder>] for one of your own"
         )
-    found = points("plan", [f"experiment={name}"])
+    own = [f"{SEARCH_PATH}={search_path}"] if search_path else []
+    found = points("plan", [*own, f"experiment={name}"])
     values = [_values(point) for point, _ in found]
     keys = [key for key in values[0] if len({value.get(key) for value in values}) > 1]
-    return Experiment(name, _about(name), found[0][1], tuple(tuple(point) for point, _ in found), tuple(keys))
+    return Experiment(name, _about(presets[name]), found[0][1], tuple(tuple(point) for point, _ in found), tuple(keys))
 
 
 def collect(found: Experiment, root: Path, kept: Path) -> tuple[list[Row], list[str]]:
     """What runs and plans under root/<run.name> say joins the tables in kept/<name>; then its figure is drawn.
 
-    Returns all rows that the tables then have, and what is wrong with the run folders that were left out.
+    Returns all rows that the tables then have, and what was left out: run folders with what is wrong with them, and
+    columns that the preset draws and no row has.
     """
     rows, wrong = [], []
     for folder in run_folders(root / found.config.run.name):
@@ -72,7 +77,8 @@ def collect(found: Experiment, root: Path, kept: Path) -> tuple[list[Row], list[
             tables.write(folder / f"{kind}.csv", together, found.keys)
     everything = tables.read(folder)
     figure.draw(found.config.report, everything, folder / FIGURE, found.config.model.name)
-    return everything, wrong
+    said = f"column {{}} of the figure of {found.name}: no row has it; report.x, .y and .series name columns"
+    return everything, wrong + [said.format(name) for name in figure.absent(found.config.report, everything)]
 
 
 def run_folders(parent: Path) -> list[Path]:
@@ -101,6 +107,18 @@ def _values(point: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in (override.partition("=") for override in point)}
 
 
-def _about(name: str) -> str:
-    lines = files("sharder.conf").joinpath("experiment", f"{name}.yaml").read_text().splitlines()
+def _presets(search_path: str | None) -> dict[str, Traversable]:
+    """Name -> file. A name that is in several places is the first one's, as Hydra has it."""
+    told = search_path.strip("[]").split(",") if search_path else []
+    own = [Path(place.strip().removeprefix("file://")) / "experiment" for place in told]
+    found: dict[str, Traversable] = {}
+    for place in (files("sharder.conf").joinpath("experiment"), *own):
+        for entry in place.iterdir() if place.is_dir() else ():
+            if entry.name.endswith(".yaml"):
+                found.setdefault(entry.name.removesuffix(".yaml"), entry)
+    return found
+
+
+def _about(preset: Traversable) -> str:
+    lines = preset.read_text().splitlines()
     return next((line[2:] for line in lines if line.startswith("# ") and "@package" not in line), "")

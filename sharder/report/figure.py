@@ -79,6 +79,13 @@ def draw(report: ReportConfig, rows: Sequence[Row], path: Path, model: str) -> b
     return True
 
 
+def absent(report: ReportConfig, rows: Sequence[Row]) -> list[str]:
+    """Columns that the preset names and no row has. Of what is stacked a run may lack some, but not all."""
+    there = {name for row in rows for name, value in row.items() if value not in ("", None)}
+    drawn = report.y if report.draw != "stacked" or not there & set(report.y) else []
+    return [name for name in (report.x, *drawn, *report.series) if name and rows and name not in there]
+
+
 def make(report: ReportConfig, rows: Sequence[Row], said: str) -> Figure | None:
     """None: there is nothing to draw."""
     from matplotlib.figure import Figure

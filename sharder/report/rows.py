@@ -65,7 +65,7 @@ def reading(folder: Path) -> Iterator[None]:
         raise UserError(
             f"{folder}: cannot be read ({error}); allowed: a run folder that stays; name another"
         ) from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         raise UserError(
             f"{folder}: its files are not as this version writes them ({type(error).__name__}: {error}); run or plan "
             "the same run.id again, or take the folder away"
@@ -150,7 +150,7 @@ def _measured(folder: Path, config: Config, report: ReportConfig) -> Iterator[Ro
     last = _origin(about, about["versions"]["jax"], folder)
     if report.rows == "step":
         for one in steps:
-            found = {name: short(one[name]) for name in OF_A_STEP if one.get(name) is not None}
+            found = {name: one[name] for name in OF_A_STEP if one.get(name) is not None}  # in full: runs are compared
             found |= of_success(one) if one.get("success_rate") is not None else {}
             if found:
                 yield row | {"step": one["step"]} | found | last

@@ -135,13 +135,13 @@ def _curves(folder: Path, steps: Sequence[Row]) -> str:
 
 
 def _time(folder: Path, steps: Sequence[Row], rows: Sequence[Row]) -> Iterator[str]:
-    timed = [row for row in steps if row.get("step_ms")]
+    kind = next((row["kind"] for row in rows if row["kind"] != PREDICTED), None)  # None: nothing says what it ran on
+    timed = [row for row in steps if row.get("step_ms")] if kind is not None else []
     breakdown, plan = read_json(folder / "profile" / "breakdown.json"), read_json(folder / PLAN)
     timing = plan["plan"]["timing"] if plan is not None else None
     if timed or breakdown is not None or timing is not None:
         yield html.tag("h2", "Where the time goes")
     if timed:
-        kind = next(row["kind"] for row in rows if row["kind"] != PREDICTED)
         step_ms = statistics.fmean(row["step_ms"] for row in timed)
         told = [name for name in PARTS if any(name in row for row in timed)]
         parts = {name: statistics.fmean(row.get(name) or 0.0 for row in timed) for name in told}

@@ -77,6 +77,28 @@ def test_damaged_folder_is_named_and_the_others_count(root: Path, capsys: pytest
     assert len(read_table(root.parent / "experiments/strong_scaling/predicted.csv", "predicted")) == 3
 
 
+def test_preset_of_ones_own_has_tables_figure_and_a_place_on_the_page(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(root, ["experiment=mine", "mesh=single"], "mine", "experiment=mine,mesh=single")
+    add_plan(folder, 1, 100.0)
+    own = root.parent / "conf"
+    (own / "experiment").mkdir(parents=True)
+    (own / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n# A question of my own.\nrun: {name: mine}\n"
+        "report: {title: mine, x: devices, y: [step_ms, stepms]}\n"
+        "hydra: {mode: MULTIRUN, sweeper: {params: {mesh: 'single,fsdp2'}}}\n"
+    )
+    assert report(root, "experiment=mine") == EXIT_USER_ERROR
+    assert "hydra.searchpath=[file://<folder>] for one of your own" in capsys.readouterr().err
+    assert report(root, "experiment=mine", f"hydra.searchpath=[file://{own}]") == 0
+    out, err = capsys.readouterr()
+    assert "not there yet: experiment=mine,mesh=fsdp2" in out
+    assert err.startswith("left out: column stepms of the figure of mine: no row has it") and err.count("\n") == 1
+    assert files(root.parent / "experiments" / "mine") == ["figure.png", "figure.svg", "predicted.csv"]
+    assert "A question of my own." in (root / "report.html").read_text()
+
+
 def test_damaged_table_is_refused_before_anything_is_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = root.parent / "experiments" / "strong_scaling"
     kept.mkdir(parents=True)

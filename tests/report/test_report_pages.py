@@ -157,3 +157,32 @@ def test_text_is_text() -> None:
 def test_columns_of_numbers_are_to_the_right() -> None:
     made = html.table(("a", "b", "c"), [("x", 1.5, "90%"), ("2", "", "-3e5")])
     assert "<th>a</th>" in made and '<th class="number">b</th>' in made and '<td class="number">90%</td>' in made
+
+
+def test_run_of_which_nothing_says_where_it_ran_has_its_plan_and_curves(tmp_path: Path) -> None:
+    folder = add_run(
+        add_plan(make_folder(tmp_path)), steps({"loss": 2.0, "step_ms": 9.0}, {"loss": 1.0, "step_ms": 8.0})
+    )
+    (folder / "environment.json").unlink()
+    said = text(page_of(folder))
+    assert "Predicted, for 2 x" in said and "loss, ms a step, by step" in said
+    assert "of a step, mean" not in said  # measured, or simulated: nobody knows
+
+
+def test_numbers_that_cannot_be_are_one_line_that_names_the_folder(tmp_path: Path) -> None:
+    folder = add_run(make_folder(tmp_path), steps({"loss": 10**400, "step_ms": 9.0}))
+    with pytest.raises(UserError, match=f"{folder}: its files are not as this version writes them .OverflowError"):
+        page_of(folder)
+
+
+def test_damaged_evaluation_of_another_run_is_none_of_this_one(tmp_path: Path) -> None:
+    folder = add_run(make_folder(tmp_path), steps({"loss": 2.0}, {"loss": 1.0}))
+    write_json(make_folder(tmp_path, name="evaluate") / "evaluation.json", {"step": 3})
+    assert "Evaluation" not in text(page_of(folder))
+
+
+def test_markup_in_names_is_text(tmp_path: Path) -> None:
+    name = "<img src=x onerror=alert(1)>"
+    folder = add_run(make_folder(tmp_path, [f"data.prompt={name}"], id=name), steps({"loss": 2.0}))
+    page = page_of(folder)
+    assert name not in page and page.count("&lt;img src=x") == 3  # title, place and override
