@@ -25,7 +25,7 @@ DOCUMENTS = sorted(
     for path in (
         *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"),
         *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "experiments").glob("*/README.md"),
+        *(ROOT / "experiments").rglob("README.md"),
     )
 )
 FOLDERS = ("sharder/", "tests/", "docs/", "experiments/")
@@ -125,6 +125,10 @@ def test_the_readmes_table_has_every_group_and_option() -> None:
     missing = {name: sorted(options - told.get(name, set())) for name, options in groups().items()}
     assert {name: options for name, options in missing.items() if options and not name.startswith("_")} == {}
     assert {name: sorted(options - groups()[name]) for name, options in told.items() if options - groups()[name]} == {}
+
+
+def test_nothing_is_left_to_fill_in(document: Path) -> None:
+    assert re.findall(r"@[A-Z0-9]+@|\bTODO\b|\bTBD\b", (ROOT / document).read_text()) == []
 
 
 def test_the_rules_themselves() -> None:

@@ -10,7 +10,7 @@ from sharder.report import html, tables
 from sharder.report.experiment import FIGURE, README, Experiment
 from sharder.report.figure import title
 from sharder.report.rows import LAST, MEASURED, PREDICTED, PUBLISHED, SIMULATED, Row
-from sharder.report.tables import Compared, compared
+from sharder.report.tables import NOTHING_HIDDEN, Compared, compared
 
 KIND_SAID = {
     PUBLISHED: "measured by the authors of the published system",
@@ -71,19 +71,24 @@ def _headline(shown: Sequence[tuple[Experiment, Sequence[Row]]]) -> Iterator[tup
                 f"success on unseen starts, {one.name}, 95% interval {last['success_rate_low']:.0%} to "
                 f"{last['success_rate_high']:.0%}, measured",
             )
-    errors = [
-        point.error
-        for one, rows in shown
-        for point in compared(rows, one.keys)
-        if point.kind == PREDICTED and point.name == "step_ms"
-    ]
+    errors = [point.error for one, rows in shown for point in _as_they_ran(compared(rows, one.keys))]
     if errors:
         mean, worst = statistics.fmean(map(abs, errors)), max(map(abs, errors))
         yield (
             f"{mean:.1%}",
             f"mean difference of predicted from published step times, {len(errors)} points, the worst {worst:.1%}; "
-            "those that the model was fitted on are among them",
+            "those that the model was fitted on are among them; attention alone is further off, see below",
         )
+
+
+def _as_they_ran(points: Sequence[Compared]) -> Iterator[Compared]:
+    """The published runs hid communication where they had the flags for it, and nowhere else: experiments/prediction."""
+    steps = [point for point in points if point.kind == PREDICTED and point.name in ("step_ms", NOTHING_HIDDEN)]
+    exposed = [point.point for point in steps if point.name == NOTHING_HIDDEN]
+    for one in steps:
+        hid = one.point.get("overlap") == "published" or one.point not in exposed
+        if one.name == ("step_ms" if hid else NOTHING_HIDDEN):
+            yield one
 
 
 def _against_published(shown: Sequence[tuple[Experiment, Sequence[Row]]]) -> Iterator[str]:
