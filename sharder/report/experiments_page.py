@@ -9,7 +9,7 @@ from pathlib import Path
 from sharder.report import html, tables
 from sharder.report.experiment import FIGURE, README, Experiment
 from sharder.report.figure import title
-from sharder.report.rows import LAST, MEASURED, PREDICTED, PUBLISHED, SIMULATED, Row
+from sharder.report.rows import CPU, LAST, MEASURED, PREDICTED, PUBLISHED, SIMULATED, Row
 from sharder.report.tables import NOTHING_HIDDEN, Compared, compared
 
 KIND_SAID = {
@@ -54,14 +54,15 @@ def ratios(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 
 def _headline(shown: Sequence[tuple[Experiment, Sequence[Row]]]) -> Iterator[tuple[str, str]]:
     for one, rows in shown:
-        pairs = list(ratios(rows))
+        # A CPU is hardware of neither system: its ratios are in their experiment's section only.
+        pairs = [pair for pair in ratios(rows) if not pair[0]["hardware"].startswith(CPU)]
         if pairs:
             ours, theirs = pairs[-1]
             times = theirs["step_ms"] / ours["step_ms"]
             yield (
                 f"{times:.2f} times",
                 f"as fast as the published system's step, {one.name} on {ours['devices']} x {ours['hardware']}: "
-                f"{ours['step_ms']:.4g} ms against {theirs['step_ms']:.4g}, both {ours['kind']}",
+                f"{ours.get('model', '')}, {ours['step_ms']:.4g} ms against {theirs['step_ms']:.4g}, both {ours['kind']}",
             )
         evaluated = [row for row in rows if row["kind"] == MEASURED and "success_rate_low" in row]
         if evaluated:

@@ -31,6 +31,7 @@ from sharder.tracking.metrics import METRICS, read_metrics
 Row = dict[str, Any]
 
 MEASURED, SIMULATED, PREDICTED, PUBLISHED = "measured", "simulated", "predicted", "published"
+CPU = "CPU"  # what the hardware of a row begins with where it is one
 ORIGIN = ("kind", "model", "hardware", "devices")
 LAST = ("jax", "commit", "date", "run")
 PLAN, PLAN_ENVIRONMENT, ENVIRONMENT = "plan.json", "plan-environment.json", "environment.json"
@@ -144,7 +145,7 @@ def _measured(folder: Path, config: Config, report: ReportConfig) -> Iterator[Ro
     if about is None or not steps:
         return
     devices, on_cpu = about["device_count"], about["device_kind"] == "cpu"
-    hardware = f"CPU, {about['cpu_count']} cores" if on_cpu else about["device_kind"]
+    hardware = f"{CPU}, {about['cpu_count']} cores" if on_cpu else about["device_kind"]
     kind = SIMULATED if on_cpu and devices > 1 else MEASURED
     row: Row = {"kind": kind, "model": config.model.name, "hardware": hardware, "devices": devices}
     last = _origin(about, about["versions"]["jax"], folder)

@@ -66,6 +66,16 @@ def test_second_time_changes_nothing_and_needs_no_run_folders(root: Path) -> Non
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == before
 
 
+def test_ratio_of_a_cpu_is_no_headline(root: Path) -> None:
+    for system, step_ms in (("published", 300.0), ("sharder", 100.0)):
+        folder = root / "strong_scaling" / f"mesh=single,system={system}"
+        add_run(folder, steps(*[{"step_ms": step_ms}] * 3), device_kind="cpu")
+    assert report(root, "experiment=strong_scaling") == 0
+    page = (root / "report.html").read_text()
+    assert "2.00 times" in page and "3.00 times" not in page
+    assert "1 x CPU, 2 cores: 100 ms a step against the published system&#x27;s 300" in page
+
+
 def test_damaged_folder_is_named_and_the_others_count(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = root / "strong_scaling" / "mesh=single,system=sharder" / "plan.json"
     broken.write_text("{")
