@@ -1,6 +1,6 @@
 """Runs `experiment=recovery` and kills its workers, kill -9, at times that nobody can foresee.
 
-    python experiments/recovery/measure.py [mean_s=60] [seed=0] [key=value ...]
+    python experiments/recovery/measure.py [mean_s=30] [seed=0] [key=value ...]
 
 mean_s: mean of the time between two kills, which is drawn from an exponential distribution, so that a worker that has
 lived long is no safer than a new one. What is killed is drawn too. Then the table and the figure are made.
@@ -24,7 +24,7 @@ WORKER = "sharder/worker.py"
 
 def main(argv: Sequence[str]) -> int:
     told = dict(text.split("=", 1) for text in argv)
-    mean_s, draw = float(told.pop("mean_s", 60.0)), random.Random(int(told.pop("seed", 0)))
+    mean_s, draw = float(told.pop("mean_s", 30.0)), random.Random(int(told.pop("seed", 0)))
     rest = [f"{key}={value}" for key, value in told.items()]
     sweep = subprocess.Popen([*COMMAND, *rest])
     kills = 0

@@ -62,7 +62,8 @@ def _headline(shown: Sequence[tuple[Experiment, Sequence[Row]]]) -> Iterator[tup
             yield (
                 f"{times:.2f} times",
                 f"as fast as the published system's step, {one.name} on {ours['devices']} x {ours['hardware']}: "
-                f"{ours.get('model', '')}, {ours['step_ms']:.4g} ms against {theirs['step_ms']:.4g}, both {ours['kind']}",
+                f"{ours.get('model', '')}, {ours['step_ms']:.4g} ms against {theirs['step_ms']:.4g}, "
+                f"both {ours['kind']}",
             )
         evaluated = [row for row in rows if row["kind"] == MEASURED and "success_rate_low" in row]
         if evaluated:
