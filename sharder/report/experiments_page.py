@@ -84,7 +84,7 @@ def _headline(shown: Sequence[tuple[Experiment, Sequence[Row]]]) -> Iterator[tup
 
 
 def _as_they_ran(points: Sequence[Compared]) -> Iterator[Compared]:
-    """The published runs hid communication where they had the flags for it, and nowhere else: experiments/prediction."""
+    """Published runs hid communication where they had the flags for it, nowhere else: experiments/prediction."""
     steps = [point for point in points if point.kind == PREDICTED and point.name in ("step_ms", NOTHING_HIDDEN)]
     exposed = [point.point for point in steps if point.name == NOTHING_HIDDEN]
     for one in steps:
