@@ -33,7 +33,7 @@ from yaml import YAMLError
 
 from sharder import run_folder
 from sharder.config import Config
-from sharder.errors import EXIT_USER_ERROR, INTERRUPTED, UserError
+from sharder.errors import EXIT_USER_ERROR, UserError, ended
 from sharder.overrides import Vocabulary, check_hydra_key, first_line
 from sharder.parallel.processes import SLURM, check_part, membership
 from sharder.supervise.workers import Interrupted
@@ -86,14 +86,7 @@ class Job:
 
 def main(command: str, handover: Handover, argv: Sequence[str] | None = None) -> int:
     """Runs what `argv` asks for and returns the exit code."""
-    try:
-        return _main(command, handover, sys.argv[1:] if argv is None else argv)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    return ended(lambda: _main(command, handover, sys.argv[1:] if argv is None else argv))
 
 
 def composed(command: str, typed: Sequence[str]) -> list[Config]:

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from sharder.errors import EXIT_USER_ERROR, INTERRUPTED, UserError
+from sharder.errors import UserError, ended
 
 USAGE = """Makes a dashboard of a W&B project, or makes it anew: training, speed and MFU, where the time of a step goes,
 scaling, restarts; the runs grouped by experiment and tagged.
@@ -25,21 +25,18 @@ NO_NAME = re.compile(r"""[/\\#?%:\s"']""")  # characters that no name has on W&B
 
 def main(argv: Sequence[str]) -> int:
     """Returns the exit code."""
-    try:
-        if {"-h", "--help"} & set(argv):
-            print(USAGE)
-            return 0
-        given = parse(argv)
-        from sharder.tracking.workspace import save
+    return ended(lambda: _main(argv))
 
-        print(f"saved: {save(given['project'], given.get('entity'))}")
+
+def _main(argv: Sequence[str]) -> int:
+    if {"-h", "--help"} & set(argv):
+        print(USAGE)
         return 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    given = parse(argv)
+    from sharder.tracking.workspace import save
+
+    print(f"saved: {save(given['project'], given.get('entity'))}")
+    return 0
 
 
 def parse(argv: Sequence[str]) -> dict[str, str]:

@@ -1,5 +1,8 @@
 """How a command or a worker ends: what it says, and its exit code."""
 
+import sys
+from collections.abc import Callable
+
 CRASHED = 1
 EXIT_USER_ERROR = 2
 RESUME = 75  # exit code of a run that was told to stop and has saved: start it again and it goes on
@@ -29,3 +32,15 @@ class Stopped(Exception):
     def __init__(self, said: str, code: int = RESUME) -> None:
         super().__init__(said)
         self.code = code
+
+
+def ended(command: Callable[[], int]) -> int:
+    """The exit code of what runs in a terminal: its own, or that of what the user has to put right, said in a line."""
+    try:
+        return command()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED

@@ -14,6 +14,7 @@ from typing import Any
 
 from sharder import __version__
 
+MEASURED, SIMULATED = "measured", "simulated"  # what the numbers of a run are
 VERSIONS_OF = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "av", "pyarrow", "hydra-core")
 
 
@@ -33,6 +34,11 @@ def environment(extra: Mapping[str, Any]) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         **extra,
     }
+
+
+def kind_of(told: Mapping[str, Any]) -> str:
+    """Of a run with this environment.json. Several devices of a CPU: their results are real, their times are not."""
+    return SIMULATED if told["device_kind"] == "cpu" and told["device_count"] > 1 else MEASURED
 
 
 def _git_commit() -> str | None:

@@ -36,6 +36,8 @@ from sharder.errors import UserError
 
 CONFIG = Path(".hydra/config.yaml")
 OVERRIDES = Path(".hydra/overrides.yaml")
+PLAN, PLAN_ENVIRONMENT = "plan.json", "plan-environment.json"  # written by predict/planned.py
+ENVIRONMENT = "environment.json"  # where the run's numbers come from: provenance.py
 ABOUT = Path("about/metadata")  # in a checkpoint: JSON, written by training/checkpoint.py
 MANIFEST = "manifest.json"  # in a checkpoint: written last, by training/manifest.py
 COMPLETE = "complete.json"  # written when the last step is saved and evaluated

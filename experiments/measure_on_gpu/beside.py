@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from sharder.report.rows import MEASURED, PREDICTED, PUBLISHED, Row
+from sharder.provenance import MEASURED
+from sharder.report.rows import PREDICTED, PUBLISHED, Row
 from sharder.table import Table
 
 NUMBERS = ("step_ms", "attention_ms", "attention_layer_forward_ms", "memory_gb")

@@ -19,17 +19,17 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 from beside import as_table, beside
 from points import CUT_OFF, FAILED, FINISHED, Point, Tried, expected_s, fitting, hardware_named, in_order, scale, to_do
 from rich.console import Console
 
-from sharder.errors import EXIT_USER_ERROR, INTERRUPTED, UserError
+from sharder.errors import EXIT_USER_ERROR, UserError, ended
+from sharder.provenance import MEASURED
 from sharder.report import tables
-from sharder.report.experiment import Experiment, collect, experiment
-from sharder.report.rows import MEASURED, PREDICTED, PUBLISHED, Row
+from sharder.report.experiment import collect, experiment
+from sharder.report.rows import PREDICTED, PUBLISHED, Row
 from sharder.run_folder import completed_step, sweep_id
 from sharder.supervise.workers import PARENT_VARIABLE
 from sharder.table import print_table
@@ -113,24 +113,21 @@ class Here:
 
 
 def main(argv: Sequence[str]) -> int:
+    return ended(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str]) -> int:
     began = time.monotonic()
     console = Console()
-    try:
-        told, typed = _typed(argv)
-        here = _here(told, typed)
-        points = in_order(here.devices if here.platform != "cpu" else 1)
-        here.read_journal(points)
-        _say(f"{here.devices} x {here.device_kind}, {len(points)} points, {len(to_do(points, here.tried))} to do")
-        with contextlib.suppress(KeyboardInterrupt):
-            _measure(here, points, began + 60 * float(told["minutes"]))
-        _conclude(here, points, console)
-        return 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    told, typed = _typed(argv)
+    here = _here(told, typed)
+    points = in_order(here.devices if here.platform != "cpu" else 1)
+    here.read_journal(points)
+    _say(f"{here.devices} x {here.device_kind}, {len(points)} points, {len(to_do(points, here.tried))} to do")
+    with contextlib.suppress(KeyboardInterrupt):
+        _measure(here, points, began + 60 * float(told["minutes"]))
+    _conclude(here, points, console)
+    return 0
 
 
 def _typed(argv: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -217,7 +214,7 @@ def _run(here: Here, point: Point, limit_s: float) -> tuple[Tried, str, bool]:
             env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, process_group=0,
         )  # fmt: skip
         try:
-            _experiment(point.preset)  # composed meanwhile, for its rows
+            experiment(point.preset)  # composed meanwhile, for its rows
             left_s = max(0.0, began + limit_s - time.monotonic())
             ended = FINISHED if child.wait(left_s) == 0 else FAILED
         except subprocess.TimeoutExpired:
@@ -253,11 +250,6 @@ def _last_words(log: Path) -> str:
     return (wrong or lines or ["it said nothing"])[-1][:500]
 
 
-@cache
-def _experiment(preset: str) -> Experiment:
-    return experiment(preset)
-
-
 def _keep(here: Here, points: Sequence[Point]) -> list[Row]:
     """The rows of finished points of one preset. If they are not all in its measured.csv, up to their last step, the
     table and the figure are made again."""
@@ -265,7 +257,7 @@ def _keep(here: Here, points: Sequence[Point]) -> list[Row]:
     path = here.kept / preset / f"{MEASURED}.csv"
     ends = {here.run_id(point): completed_step(here.folder(point)) for point in points}
     if not ends.items() <= {(row["run"], row["steps"]) for row in tables.read_table(path, MEASURED)}:
-        collect(_experiment(preset), here.root, here.kept)
+        collect(experiment(preset), here.root, here.kept)
     return [row for row in tables.read_table(path, MEASURED) if row["run"] in ends]
 
 
@@ -277,7 +269,7 @@ def _conclude(here: Here, points: Sequence[Point], console: Console) -> None:
         rows = _keep(here, [point for point in finished if point.preset == preset])
         for kind in (PREDICTED, PUBLISHED):
             rows += tables.read_table(EXPERIMENTS / preset / f"{kind}.csv", kind)
-        numbers += beside(preset, rows, _experiment(preset).keys)
+        numbers += beside(preset, rows, experiment(preset).keys)
     print_table(as_table(numbers), console)
     left, factor = to_do(points, here.tried), scale(points, here.tried, here.model)
     failed = [point for point in left if _is(here, point, FAILED)]

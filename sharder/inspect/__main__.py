@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from sharder.errors import EXIT_USER_ERROR, INTERRUPTED, UserError
+from sharder.errors import UserError, ended
 from sharder.inspect.checkpoints import bytes_on_disk
 from sharder.inspect.listing import check_run, human_bytes, listing
 from sharder.run_folder import Resume, parse_resume
@@ -30,24 +30,20 @@ ALLOWED = "allowed: resume=<run folder>[@step], --help"
 
 def main(argv: Sequence[str], console: Console | None = None) -> int:
     """Returns the exit code: 0 when there was a run to list, whatever the state of its checkpoints."""
-    console = console or Console()
-    try:
-        if {"-h", "--help"} & set(argv):
-            print(USAGE)
-            return 0
-        resume = _resume(argv)
-        check_run(resume)
-        with _reading(resume, console):
-            tables = list(listing(resume))
-        for table in tables:
-            print_table(table, console)
+    return ended(lambda: _main(argv, console or Console()))
+
+
+def _main(argv: Sequence[str], console: Console) -> int:
+    if {"-h", "--help"} & set(argv):
+        print(USAGE)
         return 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    resume = _resume(argv)
+    check_run(resume)
+    with _reading(resume, console):
+        tables = list(listing(resume))
+    for table in tables:
+        print_table(table, console)
+    return 0
 
 
 def _resume(argv: Sequence[str]) -> Resume:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sharder.supervise.gang import End
-from sharder.supervise.supervisor import AFTERMATH, EVENTS, KILLED
+from sharder.supervise.supervisor import AFTERMATH, KILLED, read_events
 
 Event = dict[str, Any]
 CONSEQUENCES = {End(0, returned, 0.0).how for returned in AFTERMATH}  # how workers end because another one did
@@ -25,23 +24,10 @@ class Attempt:
 def read_attempts(folder: Path) -> list[Attempt]:
     """In order; none for a run that was not watched."""
     by_attempt: dict[str, list[Event]] = {}
-    told = _events(folder / EVENTS)
+    told = [event for event in read_events(folder) if {"event", "attempt", "time"} <= event.keys()]
     for event in told:
         by_attempt.setdefault(event["attempt"], []).append(event)
     return [_attempt(events, attempt == told[-1]["attempt"]) for attempt, events in by_attempt.items()]
-
-
-def _events(path: Path) -> list[Event]:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
-    events = []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:  # torn by a crash
-            continue
-        if isinstance(event, dict) and {"event", "attempt", "time"} <= event.keys():
-            events.append(event)
-    return events
 
 
 def _attempt(events: list[Event], newest: bool) -> Attempt:

@@ -15,6 +15,7 @@ from sharder.inspect.checkpoints import Checkpoint, read_checkpoints, read_lefto
 from sharder.run_folder import (
     ABOUT,
     CONFIG,
+    ENVIRONMENT,
     Resume,
     check_resume,
     checkpoint_steps,
@@ -99,7 +100,7 @@ def _state(folder: Path, config: Config | str) -> str:
 
 def _environment(folder: Path) -> str:
     """Who ran the newest attempt."""
-    path = folder / "environment.json"
+    path = folder / ENVIRONMENT
     try:
         told = json.loads(path.read_text())
         versions = ", ".join(f"{name} {told['versions'][name]}" for name in ("jax", "jaxlib", "orbax-checkpoint"))

@@ -15,10 +15,8 @@ from typing import Any
 from sharder.parallel.fingerprint import of_installation
 from sharder.predict.inputs import Inputs
 from sharder.provenance import environment
-from sharder.run_folder import write_atomically
+from sharder.run_folder import PLAN, PLAN_ENVIRONMENT, write_atomically
 
-PLAN = "plan.json"
-ENVIRONMENT = "plan-environment.json"
 INSTALLATION = of_installation()  # as it is imported: code that is edited while a plan compiles is not what compiled it
 NOT_PLANNED = ("run", "tracking", "launch", "report", "evaluation", "profile", "resume", "system", "experiment")
 
@@ -26,7 +24,7 @@ NOT_PLANNED = ("run", "tracking", "launch", "report", "evaluation", "profile", "
 def is_planned(folder: Path, inputs: Inputs) -> bool:
     """By the same code, packages and flags, of the same config and cameras."""
     try:
-        found = json.loads((folder / ENVIRONMENT).read_text())
+        found = json.loads((folder / PLAN_ENVIRONMENT).read_text())
         text = (folder / PLAN).read_text()
     except (OSError, ValueError):
         return False
@@ -35,9 +33,9 @@ def is_planned(folder: Path, inputs: Inputs) -> bool:
 
 def write_planned(folder: Path, plan: dict[str, Any], inputs: Inputs) -> None:
     text = json.dumps(plan, indent=1) + "\n"
-    (folder / ENVIRONMENT).unlink(missing_ok=True)
+    (folder / PLAN_ENVIRONMENT).unlink(missing_ok=True)
     write_atomically(folder / PLAN, text)
-    write_atomically(folder / ENVIRONMENT, json.dumps(environment(_digests(inputs, text)), indent=2) + "\n")
+    write_atomically(folder / PLAN_ENVIRONMENT, json.dumps(environment(_digests(inputs, text)), indent=2) + "\n")
 
 
 def _digests(inputs: Inputs, text: str) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from sharder.predict.fastest import Candidate, ranked
 from sharder.predict.inputs import Inputs
 from sharder.predict.memory import limit_bytes
 from sharder.predict.plan import Plan, make_plan, placed_bytes
-from sharder.predict.planned import PLAN, is_planned, write_planned
+from sharder.predict.planned import is_planned, write_planned
 from sharder.predict.roofline import device
+from sharder.run_folder import PLAN
 from sharder.table import print_table
 from sharder.validation import AT_MOST
 

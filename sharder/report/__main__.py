@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sharder.errors import EXIT_USER_ERROR, INTERRUPTED, UserError
+from sharder.errors import UserError, ended
 
 if TYPE_CHECKING:
     from sharder.report.experiment import Experiment
@@ -30,19 +30,16 @@ LATEST = 30  # runs that the page links to
 
 
 def main(argv: Sequence[str]) -> int:
-    try:
-        if {"-h", "--help"} & set(argv):
-            print(USAGE)
-            return 0
-        written = _write(_typed(argv))
-        print(f"written: {written}")
+    """Returns the exit code."""
+    return ended(lambda: _main(argv))
+
+
+def _main(argv: Sequence[str]) -> int:
+    if {"-h", "--help"} & set(argv):
+        print(USAGE)
         return 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+    print(f"written: {_write(_typed(argv))}")
+    return 0
 
 
 def _typed(argv: Sequence[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 from sharder.errors import UserError
 from sharder.report import html
 from sharder.report.rows import Row, read_json
-from sharder.report.run_statistics import of_success
+from sharder.report.run_statistics import interval, of_success
 
 EVALUATION, FILM = "evaluation.json", "evaluation.mp4"  # in the folder of sharder.evaluate
 
@@ -71,5 +71,4 @@ def _policies(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _rate(row: Row) -> tuple[str, str]:
-    interval = f"{row['success_rate_low']:.0%} to {row['success_rate_high']:.0%}" if "success_rate_low" in row else ""
-    return f"{row['success_rate']:.0%}", interval
+    return f"{row['success_rate']:.0%}", interval(row)

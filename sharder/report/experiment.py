@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from sharder.compose import SEARCH_PATH, points
@@ -15,6 +14,7 @@ from sharder.errors import UserError
 from sharder.report import figure, tables
 from sharder.report.rows import PUBLISHED, Row, has_config, rows_of
 from sharder.run_folder import sweep_id
+from sharder.usage import group_options
 
 FIGURE = "figure"  # .svg and .png
 README = "README.md"
@@ -53,7 +53,7 @@ def experiment(name: str, search_path: str | None = None) -> Experiment:
     found = points("plan", [*own, f"experiment={name}"])
     values = [_values(point) for point, _ in found]
     keys = [key for key in values[0] if len({value.get(key) for value in values}) > 1]
-    return Experiment(name, _about(presets[name]), found[0][1], tuple(tuple(point) for point, _ in found), tuple(keys))
+    return Experiment(name, presets[name], found[0][1], tuple(tuple(point) for point, _ in found), tuple(keys))
 
 
 def collect(found: Experiment, root: Path, kept: Path) -> tuple[list[Row], list[str]]:
@@ -107,18 +107,12 @@ def _values(point: Sequence[str]) -> dict[str, str]:
     return {key: value for key, _, value in (override.partition("=") for override in point)}
 
 
-def _presets(search_path: str | None) -> dict[str, Traversable]:
-    """Name -> file. A name that is in several places is the first one's, as Hydra has it."""
+def _presets(search_path: str | None) -> dict[str, str]:
+    """Name -> its first comment line. A name that is in several places is the first one's, as Hydra has it."""
     told = search_path.strip("[]").split(",") if search_path else []
     own = [Path(place.strip().removeprefix("file://")) / "experiment" for place in told]
-    found: dict[str, Traversable] = {}
+    found: dict[str, str] = {}
     for place in (files("sharder.conf").joinpath("experiment"), *own):
-        for entry in place.iterdir() if place.is_dir() else ():
-            if entry.name.endswith(".yaml"):
-                found.setdefault(entry.name.removesuffix(".yaml"), entry)
+        if place.is_dir():
+            found = dict(group_options(place)) | found
     return found
-
-
-def _about(preset: Traversable) -> str:
-    lines = preset.read_text().splitlines()
-    return next((line[2:] for line in lines if line.startswith("# ") and "@package" not in line), "")

@@ -6,10 +6,12 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from sharder.provenance import MEASURED, SIMULATED
 from sharder.report import html, tables
 from sharder.report.experiment import FIGURE, README, Experiment
 from sharder.report.figure import title
-from sharder.report.rows import CPU, LAST, MEASURED, PREDICTED, PUBLISHED, SIMULATED, Row
+from sharder.report.rows import CPU, LAST, PREDICTED, PUBLISHED, Row
+from sharder.report.run_statistics import interval
 from sharder.report.tables import NOTHING_HIDDEN, Compared, compared
 
 KIND_SAID = {
@@ -70,8 +72,7 @@ def _headline(shown: Sequence[tuple[Experiment, Sequence[Row]]]) -> Iterator[tup
             last = evaluated[-1]
             yield (
                 f"{last['success_rate']:.0%}",
-                f"success on unseen starts, {one.name}, 95% interval {last['success_rate_low']:.0%} to "
-                f"{last['success_rate_high']:.0%}, measured",
+                f"success on unseen starts, {one.name}, 95% interval {interval(last)}, measured",
             )
     errors = [point.error for one, rows in shown for point in _as_they_ran(compared(rows, one.keys))]
     if errors:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharder.config import ReportConfig
-from sharder.report.rows import MEASURED, PREDICTED, PUBLISHED, SIMULATED, Row
+from sharder.provenance import MEASURED, SIMULATED
+from sharder.report.rows import PREDICTED, PUBLISHED, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,9 +189,8 @@ def _lines(axes: Any, report: ReportConfig, rows: Sequence[Row], y: str) -> None
 
 
 def _bars(axes: Any, report: ReportConfig, rows: Sequence[Row], y: str) -> None:
-    groups = _groups(report, rows, y)
+    groups, colors = _groups(report, rows, y), _colors(rows)
     places = list(dict.fromkeys(str(row[report.x]) for row in _with(rows, report.x, y)))
-    colors = dict(zip(dict.fromkeys(series for series, _ in groups), _cycle(), strict=False))
     width = 0.84 / len(groups)
     for index, ((series, kind), inside) in enumerate(groups.items()):
         at: dict[str, float] = {}

@@ -24,17 +24,18 @@ from yaml import YAMLError
 
 from sharder.config import Config, ReportConfig
 from sharder.errors import UserError
+from sharder.measure.flops import tokens
+from sharder.provenance import kind_of
 from sharder.report.run_statistics import of_attempts, of_steps, of_success, short
-from sharder.run_folder import CONFIG, OVERRIDES, load_config
+from sharder.run_folder import CONFIG, ENVIRONMENT, OVERRIDES, PLAN, PLAN_ENVIRONMENT, load_config
 from sharder.tracking.metrics import METRICS, read_metrics
 
 Row = dict[str, Any]
 
-MEASURED, SIMULATED, PREDICTED, PUBLISHED = "measured", "simulated", "predicted", "published"
+PREDICTED, PUBLISHED = "predicted", "published"
 CPU = "CPU"  # what the hardware of a row begins with where it is one
 ORIGIN = ("kind", "model", "hardware", "devices")
 LAST = ("jax", "commit", "date", "run")
-PLAN, PLAN_ENVIRONMENT, ENVIRONMENT = "plan.json", "plan-environment.json", "environment.json"
 SHAPE = ("batch_size", "batch_per_device", "tokens")
 NUMBERS = (
     *("step_ms", "step_ms_low", "step_ms_high", "exposed_step_ms", "examples_per_s", "mfu", "mfu_6nd", "hfu"),
@@ -92,17 +93,10 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read ({error}); run or plan the same run.id again to rewrite it") from error
 
 
-def tokens(config: Config, cameras: int) -> int:
-    """Of one example: patches of the cameras, prompt, state (pi0 has it as a token) and actions."""
-    model = config.model
-    patches = (model.image_size // model.vision.patch) ** 2
-    return cameras * patches + model.prompt_tokens + (model.variant == "pi0") + model.horizon
-
-
 def _shape(config: Config, devices: int, cameras: int) -> Row:
     batch = config.train.batch_size
     found = {"batch_size": batch, "batch_per_device": batch // devices}
-    return found | ({"tokens": tokens(config, cameras)} if config.model.prompt_tokens else {})
+    return found | ({"tokens": tokens(config.model, 1, cameras)} if config.model.prompt_tokens else {})
 
 
 def _predicted(folder: Path, config: Config, report: ReportConfig) -> Iterator[Row]:
@@ -146,8 +140,7 @@ def _measured(folder: Path, config: Config, report: ReportConfig) -> Iterator[Ro
         return
     devices, on_cpu = about["device_count"], about["device_kind"] == "cpu"
     hardware = f"{CPU}, {about['cpu_count']} cores" if on_cpu else about["device_kind"]
-    kind = SIMULATED if on_cpu and devices > 1 else MEASURED
-    row: Row = {"kind": kind, "model": config.model.name, "hardware": hardware, "devices": devices}
+    row: Row = {"kind": kind_of(about), "model": config.model.name, "hardware": hardware, "devices": devices}
     last = _origin(about, about["versions"]["jax"], folder)
     if report.rows == "step":
         for one in steps:

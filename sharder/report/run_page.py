@@ -12,10 +12,12 @@ from sharder.config import ReportConfig
 from sharder.errors import UserError
 from sharder.report import html
 from sharder.report.evaluations import EVALUATION, evaluations
-from sharder.report.rows import ENVIRONMENT, PLAN, PREDICTED, Row, read_json, reading, rows_of, typed
-from sharder.report.run_statistics import events
-from sharder.run_folder import CONFIG, checkpoint_steps, load_config
+from sharder.report.rows import PREDICTED, Row, read_json, reading, rows_of, typed
+from sharder.report.run_statistics import interval
+from sharder.run_folder import CONFIG, ENVIRONMENT, PLAN, checkpoint_steps, load_config
+from sharder.supervise.supervisor import read_events
 from sharder.tracking.metrics import METRICS, raw_rows, read_metrics
+from sharder.tracking.workspace import PARTS
 
 PANELS = (  # metric, what it is
     ("loss", "loss"),
@@ -25,7 +27,6 @@ PANELS = (  # metric, what it is
     ("examples_per_s", "examples a second"),
     ("mfu", "MFU, exactly counted"),
 )
-PARTS = ("device_ms", "data_wait_ms", "peer_wait_ms", "host_ms")
 
 
 def run_page(folder: Path) -> str:
@@ -69,7 +70,8 @@ def _headline(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
         if "loss" in row:
             yield f"{row['loss']:.4g}", f"loss at step {row['steps']}"
         if "success_rate" in row:
-            yield f"{row['success_rate']:.0%}", "success of the last evaluation while training" + _interval(row)
+            told = f", 95% interval {interval(row)}" if interval(row) else ""
+            yield f"{row['success_rate']:.0%}", f"success of the last evaluation while training{told}"
         if "step_ms" in row:
             yield f"{row['step_ms']:.4g} ms", f"a step, {where}"
         if "examples_per_s" in row:
@@ -81,12 +83,6 @@ def _headline(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
             yield f"{row['memory_gb']:.4g} GB", f"of a device's memory at its peak, {where}"
         if "goodput" in row:
             yield f"{row['goodput']:.1%}", f"of the time went into steps that stand; {row['restarts']} restarts"
-
-
-def _interval(row: Row) -> str:
-    if "success_rate_low" not in row:
-        return ""
-    return f", 95% interval {row['success_rate_low']:.0%} to {row['success_rate_high']:.0%}"
 
 
 def _mfu(about: dict[str, Any]) -> Iterator[str]:
@@ -166,7 +162,7 @@ def _time(folder: Path, steps: Sequence[Row], rows: Sequence[Row]) -> Iterator[s
 def _restarts(folder: Path) -> Iterator[str]:
     """Of all attempts, those too whose steps were done again."""
     resumed = [row for row in raw_rows(folder / METRICS) if "resumed_at" in row]
-    ended = [event for event in events(folder) if event.get("event") in ("exit", "stuck", "stop", "give_up")]
+    ended = [event for event in read_events(folder) if event.get("event") in ("exit", "stuck", "stop", "give_up")]
     yield html.tag("h2", "Restarts")
     if resumed:
         yield html.table(("attempt", "resumed at step"), [(row["attempt"], row["resumed_at"]) for row in resumed])

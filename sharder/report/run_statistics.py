@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from sharder.data.closed_loop import wilson_interval
-from sharder.supervise.supervisor import EVENTS
+from sharder.supervise.supervisor import read_events
 
 DIGITS = 6  # that a number of a table keeps
 
@@ -49,13 +48,20 @@ def of_success(row: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def interval(row: dict[str, Any]) -> str:
+    """Of what `of_success` found, in words; empty where it is not known."""
+    if "success_rate_low" not in row:
+        return ""
+    return f"{row['success_rate_low']:.0%} to {row['success_rate_high']:.0%}"
+
+
 def of_attempts(folder: Path, steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of a watched run: its restarts and, once complete, the share of its time that went into steps that stand.
 
     The time is that from the first start to the completion, with every start, save, evaluation and wait in it. Steps
     that were lost and done again count once.
     """
-    told = list(events(folder))
+    told = read_events(folder)
     starts = [event["time"] for event in told if event.get("event") == "start"]
     ends = [event["time"] for event in told if event.get("event") == "complete"]
     if not starts:
@@ -69,18 +75,6 @@ def of_attempts(folder: Path, steps: Sequence[dict[str, Any]]) -> dict[str, Any]
         )
         found["goodput"] = short(useful_s / (ends[-1] - starts[0]))
     return found
-
-
-def events(folder: Path) -> Iterator[dict[str, Any]]:
-    """What the supervisor noted; none where nobody watched. A line that a crash tore is passed over."""
-    path = folder / EVENTS
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            yield event
 
 
 def short(value: float) -> float | int:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sharder.errors import UserError
+from sharder.provenance import MEASURED, SIMULATED
 from sharder.report.rows import (
     LAST,
-    MEASURED,
     NUMBERS,
     OF_A_STEP,
     ORIGIN,
     PREDICTED,
     PUBLISHED,
     SHAPE,
-    SIMULATED,
     WORDS,
     Row,
 )
 from sharder.run_folder import write_atomically
+from sharder.table import as_csv
 
 KINDS = (PUBLISHED, PREDICTED, SIMULATED, MEASURED)
 NEEDED = ("hardware", "devices")  # of every row
@@ -95,13 +94,8 @@ def write(path: Path, rows: Sequence[Row], keys: Collection[str]) -> None:
     there = {name for row in rows for name, value in row.items() if value not in ("", None)}
     first = (*ORIGIN, *keys, *SHAPE, "step", *NUMBERS, *WORDS, *OF_A_STEP)
     ordered = dict.fromkeys((*first, *(name for row in rows for name in row if name not in LAST), *LAST))
-    text = io.StringIO()
-    table = csv.DictWriter(
-        text, [name for name in ordered if name in there], extrasaction="ignore", lineterminator="\n"
-    )
-    table.writeheader()
-    table.writerows(rows)
-    write_atomically(path, text.getvalue())
+    names = [name for name in ordered if name in there]
+    write_atomically(path, as_csv([{name: row.get(name, "") for name in names} for row in rows]))
 
 
 def compared(rows: Sequence[Row], keys: Collection[str]) -> list[Compared]:

@@ -222,6 +222,15 @@ class _Supervisor:
             file.write(line + "\n")
 
 
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """What was noted in a run folder, in order; nothing where nobody watched. A line that a crash tore is left out."""
+    path, told = folder / EVENTS, []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
+        with contextlib.suppress(ValueError):
+            told.append(json.loads(line))
+    return [event for event in told if isinstance(event, dict)]
+
+
 @dataclass
 class _Seen:
     """What came of an attempt until it was ended."""

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from sharder.config import Config, MeshConfig
+from sharder.provenance import SIMULATED, kind_of
+from sharder.run_folder import ENVIRONMENT
 
 JOB_TYPE = "train"  # the command: no other one records to W&B
 LONGEST_TAG = 64  # characters W&B allows
-MEASURED, SIMULATED = "measured", "simulated"
-ENVIRONMENT = ("sharder", "git_commit", "device_kind", "device_count", "process_count", "versions")
+SENT = ("sharder", "git_commit", "device_kind", "device_count", "process_count", "versions")
 
 
 def about_run(config: Config, folder: Path) -> dict[str, Any]:
@@ -38,9 +39,8 @@ def read_environment(folder: Path) -> dict[str, Any]:
     """What charts and filters need of environment.json, which this attempt has written, and whether the devices are
     simulated. Empty where there is none."""
     try:
-        told = json.loads((folder / "environment.json").read_text())
-        simulated = told["device_kind"] == "cpu" and told["device_count"] > 1
-        return {name: told[name] for name in ENVIRONMENT} | {"kind": SIMULATED if simulated else MEASURED}
+        told = json.loads((folder / ENVIRONMENT).read_text())
+        return {name: told[name] for name in SENT} | {"kind": kind_of(told)}
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 

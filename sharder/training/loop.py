@@ -28,7 +28,7 @@ from sharder.parallel.layout import device_bytes, held_whole
 from sharder.parallel.mesh import make_mesh, process_slice
 from sharder.parallel.preflight import preflight
 from sharder.provenance import environment
-from sharder.run_folder import completed_step, mark_complete, write_atomically
+from sharder.run_folder import ENVIRONMENT, completed_step, mark_complete, write_atomically
 from sharder.supervise.presence import Presence
 from sharder.tracking.ledger import open_ledger
 from sharder.tracking.sinks import Tracker, open_tracker
@@ -75,7 +75,7 @@ def train(
     hosts.barrier("state restored")
     if hosts.index == 0:
         told = environment(of_devices(mesh)) | {"flop": rates.basis()}
-        write_atomically(folder / "environment.json", json.dumps(told, indent=2) + "\n")
+        write_atomically(folder / ENVIRONMENT, json.dumps(told, indent=2) + "\n")
     _tell(start, program)
     done = start.step if config.checkpoint.at_end else max(start.step, steps)  # whose end was not to be saved
     if done >= steps and completed_step(folder) == done:

@@ -9,7 +9,9 @@ import pytest
 from sharder import compose
 from sharder.predict import planned, planning
 from sharder.predict.inputs import Inputs
-from sharder.predict.planned import ENVIRONMENT, PLAN, is_planned, write_planned
+from sharder.predict.planned import is_planned, write_planned
+from sharder.run_folder import PLAN
+from sharder.run_folder import PLAN_ENVIRONMENT as ENVIRONMENT
 
 
 def inputs(*typed: str) -> Inputs:
