@@ -32,7 +32,7 @@ CHOICES = {
     "layout.reduction": ("auto", "fixed_order", "transport"),
     "overlap.name": ("default", "off", "published"),
     "work.name": ("least", "unrolled", "published"),
-    "attn.name": ("naive", "xla", "flash"),
+    "attn.name": ("naive", "xla", "tiles", "flash"),
     "remat.name": ("none", "dots", "dots_no_batch", "full", "auto"),
     "train.on_nonfinite": ("stop", "skip"),
     "launch.name": ("inline", "local", "supervised"),

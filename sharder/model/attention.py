@@ -40,4 +40,5 @@ def ablated(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Block
 
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array, BlockMask], jax.Array]
-IMPLEMENTATIONS: dict[str, Attention] = {"naive": naive, "xla": xla, "flash": flash}
+IMPLEMENTATIONS: dict[str, Attention] = {"naive": naive, "xla": xla, "tiles": flash, "flash": flash}
+IN_TILES = ("tiles", "flash")  # flash is tiles, and a kernel in place of some of them where devices have one

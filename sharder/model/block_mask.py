@@ -28,9 +28,10 @@ class BlockMask:
 
     query_block: np.ndarray  # [T] int, known while tracing, so that whole blocks can be skipped
     key_block: np.ndarray  # [S] int
-    key_valid: jax.Array  # [B, S] bool
+    key_valid: jax.Array | None = None  # [B, S] bool; None: all are
+    valid_first: int = 0  # of so many keys in front the valid ones are known to come first
 
     def dense(self) -> jax.Array:
-        """[B, T, S] bool."""
-        reachable_TS = self.key_block[None, :] <= self.query_block[:, None]
-        return jnp.asarray(reachable_TS)[None] & self.key_valid[:, None, :]
+        """[B or 1, T, S] bool."""
+        reachable_1TS = jnp.asarray(self.key_block[None, :] <= self.query_block[:, None])[None]
+        return reachable_1TS if self.key_valid is None else reachable_1TS & self.key_valid[:, None, :]

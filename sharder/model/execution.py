@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,8 @@ from flax import nnx
 
 from sharder.config import Config
 from sharder.model.attention import IMPLEMENTATIONS, Attention, ablated
-from sharder.model.flash import ATTENDED
+from sharder.model.flash import ATTENDED, flash
+from sharder.model.fused import KEPT, Fused
 from sharder.model.weight import LayerHook, RowHook
 
 ABLATED = "ablated"  # no option of attn: it changes the result, and serves to measure what attention costs
@@ -26,9 +28,8 @@ def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
 
 def and_attended(policy: Any) -> Any:
     """And what flash attention left for its backward pass: as small as its queries, and dear to compute again."""
-    return jax.checkpoint_policies.save_from_both_policies(
-        policy, jax.checkpoint_policies.save_only_these_names(ATTENDED)
-    )
+    either, named = jax.checkpoint_policies.save_from_both_policies, jax.checkpoint_policies.save_only_these_names
+    return either(either(policy, named(ATTENDED)), lambda primitive, *_, **parameters: primitive.name == KEPT)
 
 
 POLICIES: dict[str, Any] = {  # what a layer's forward pass keeps for its backward pass
@@ -61,12 +62,15 @@ class Execution:
     cameras_together: bool = True  # in one pass of the vision encoder
     absent_cameras: bool = False  # run all the same, masked
     unroll: bool = False  # layers written out instead of a loop
+    fused: Fused | None = None  # a kernel for part of attn=flash
     layer_hook: LayerHook = as_held
     take_rows: RowHook = rows_as_held
     carry_hook: Callable[[Any], Any] = as_placed  # of a tree of arrays [B, ...]
 
     @property
     def attend(self) -> Attention:
+        if self.fused is not None and self.attention == "flash":
+            return partial(flash, fused=self.fused)
         return ablated if self.attention == ABLATED else IMPLEMENTATIONS[self.attention]
 
     def scan_layers(

@@ -8,14 +8,15 @@ and the sum of exponents (Milakov & Gimelshein 2018, arXiv 1805.02867); what the
 one number a query, from which it computes each tile's shares again (Dao et al. 2022, arXiv 2205.14135). Which tiles
 there are says tiles.py.
 
-It runs on every backend, since no kernel at hand takes pi0's mask without a T x S array: cuDNN's knows causal masks and
-padding at the end, while ours lies in the middle (masked cameras, the rest of the prompt), and those of JAX for GPUs
-know segments or no mask at all, and only lengths that are multiples of their tiles. JAX's for TPUs (splash attention)
-would take it, but is left out as long as there is no TPU to test it on.
+It runs on every backend. Queries that see every valid key (all of the cameras and the prefix: nearly all scores) go
+through a kernel instead where there is one, see fused.py. The others, of state and actions, see the end of the prefix
+and what lies behind it: no kernel at hand takes that without a T x S array, and their scores are few. JAX's kernel for
+TPUs (splash attention) would take all, but is left out as long as there is no TPU to test it on.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -26,20 +27,37 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from sharder.model.block_mask import MASKED, BlockMask
+from sharder.model.fused import Fused
 from sharder.model.tiles import Run, runs
 
 ATTENDED = "attended"  # the name of what a forward pass leaves to its backward pass: the output and the logarithms
 
 
-def flash(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: BlockMask) -> jax.Array:
-    """[B, T, N, H]. Queries are already scaled; scores and softmax are float32."""
-    return tiled(q_BTNH, k_BSKH, v_BSKH, mask, runs(mask.query_block, mask.key_block))
+def flash(
+    q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: BlockMask, fused: Fused | None = None
+) -> jax.Array:
+    """[B, T, N, H]. Queries are already scaled; scores and softmax are float32. `fused`: for runs that it takes."""
+    cut = runs(mask.query_block, mask.key_block)
+    by_kernel = [fused is not None and run.all_seen and fused.takes(q_BTNH, mask, run.keys) for run in cut]
+    if fused is None or not any(by_kernel):
+        return tiled(q_BTNH, k_BSKH, v_BSKH, mask, cut)
+    outs = []
+    for run, taken in zip(cut, by_kernel, strict=True):
+        q = q_BTNH[:, run.first : run.first + run.queries]
+        if taken:
+            valid = None if mask.key_valid is None else mask.key_valid[:, : run.keys]
+            outs.append(fused(q, k_BSKH[:, : run.keys], v_BSKH[:, : run.keys], valid))
+        else:
+            own = dataclasses.replace(mask, query_block=mask.query_block[run.first : run.first + run.queries])
+            outs.append(tiled(q, k_BSKH, v_BSKH, own, (dataclasses.replace(run, first=0),)))
+    return jnp.concatenate(outs, axis=1)
 
 
 def tiled(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: BlockMask, cut: tuple[Run, ...]) -> jax.Array:
-    """The same, with runs and tiles as given."""
+    """In tiles alone, with runs and tiles as given."""
     query_block, key_block = (jnp.asarray(block, jnp.int32) for block in (mask.query_block, mask.key_block))
-    return _attend(q_BTNH, k_BSKH, v_BSKH, query_block, key_block, mask.key_valid, cut)
+    key_valid = jnp.ones(k_BSKH.shape[:2], bool) if mask.key_valid is None else mask.key_valid
+    return _attend(q_BTNH, k_BSKH, v_BSKH, query_block, key_block, key_valid, cut)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))

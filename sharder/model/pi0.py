@@ -24,6 +24,7 @@ from flax import nnx
 from sharder.config import ModelConfig
 from sharder.model.attention import BlockMask
 from sharder.model.execution import Execution
+from sharder.model.fused import valid_first
 from sharder.model.gemma import Cache, Gemma, Streams
 from sharder.model.siglip import Siglip
 from sharder.model.weight import Dense, Init, Weights, flatten, unflatten
@@ -61,6 +62,7 @@ def with_absent_cameras(observation: Observation, side: int) -> Observation:
 class Prefix:
     tokens: jax.Array  # [B, P, D]
     valid: jax.Array  # [B, P] bool
+    valid_first: int = 0  # as in BlockMask
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Pi0(nnx.Module):
         return self.config.variant == "pi05"
 
     def embed_prefix(self, observation: Observation) -> Prefix:
-        """The cameras, then the prompt."""
+        """The cameras, then the prompt; for a fused kernel what is valid of them first."""
         if self.execution.absent_cameras:
             observation = with_absent_cameras(observation, self.config.image_size)
         parts, valid = [], []
@@ -110,7 +112,10 @@ class Pi0(nnx.Module):
         parts.append(self.gemma.embed(observation.tokens, self.execution).astype(self.compute_dtype))
         valid.append(observation.token_mask)
         with jax.named_scope("embedding"):
-            return Prefix(jnp.concatenate(parts, axis=1), jnp.concatenate(valid, axis=1))
+            tokens_BPD, valid_BP = jnp.concatenate(parts, axis=1), jnp.concatenate(valid, axis=1)
+            if not self.execution.fused:
+                return Prefix(tokens_BPD, valid_BP)
+            return Prefix(*valid_first(tokens_BPD, valid_BP), valid_first=valid_BP.shape[1])
 
     def embed_cameras(self, observation: Observation) -> Iterator[tuple[str, jax.Array]]:
         """Each camera that is there, and its tokens [B, T, D]: of one vision pass, in which an example's images lie
@@ -151,7 +156,7 @@ class Pi0(nnx.Module):
         out, _ = self.gemma(
             Streams(prefix.tokens, suffix.tokens),
             jnp.cumsum(valid, axis=1) - 1,
-            BlockMask(blocks, blocks, valid),
+            BlockMask(blocks, blocks, valid, prefix.valid_first),
             suffix.condition,
             self.execution,
         )
@@ -164,7 +169,7 @@ class Pi0(nnx.Module):
         _, cache = self.gemma(
             Streams(prefix.tokens, None),
             jnp.cumsum(prefix.valid, axis=1) - 1,
-            BlockMask(blocks, blocks, prefix.valid),
+            BlockMask(blocks, blocks, prefix.valid, prefix.valid_first),
             None,
             self.execution,
             keep_cache=True,

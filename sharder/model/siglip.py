@@ -64,8 +64,8 @@ class SelfAttention(nnx.Module):
             q_BTNH, k_BTNH, v_BTNH = self.q(x_BTC), self.k(x_BTC), self.v(x_BTC)
         with jax.named_scope("attention"):
             one_block = np.zeros(x_BTC.shape[1], int)
-            mask = BlockMask(one_block, one_block, jnp.ones(x_BTC.shape[:2], bool))
-            attended_BTNH = execution.attend(q_BTNH * q_BTNH.shape[-1] ** -0.5, k_BTNH, v_BTNH, mask)
+            scaled_BTNH = q_BTNH * q_BTNH.shape[-1] ** -0.5
+            attended_BTNH = execution.attend(scaled_BTNH, k_BTNH, v_BTNH, BlockMask(one_block, one_block))
         with jax.named_scope("attention_projections"):
             return self.out(attended_BTNH)
 

@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import topologies
 
 from sharder.config import HardwareConfig
 from sharder.errors import UserError
 from sharder.predict.available import PLUGINS, TPU_SLICES, check_tpu, has_any
+
+
+CUDNN_VERSION = 9_10_00  # as cuDNN writes 9.10.0
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ def gpu_devices(name: str, hosts: int, devices_per_host: int, memory_bytes: int 
     """
     if name not in GPUS:
         raise UserError(f"hardware: {name!r} is not a GPU that can be compiled for; allowed: {', '.join(GPUS)}")
+    let_cudnn_be_compiled()
     gpu = dataclasses.replace(GPUS[name], memory_bytes=memory_bytes or GPUS[name].memory_bytes)
     if not has_any(PLUGINS):
         raise UserError(f"hardware: compiling for {name} needs jax's CUDA plugin; pip install 'sharder[plan]'")
@@ -116,6 +121,28 @@ def gpu_devices(name: str, hosts: int, devices_per_host: int, memory_bytes: int 
             "start the process with JAX_PLATFORMS=cpu"
         ) from None
     return list(topology.devices)
+
+
+def let_cudnn_be_compiled() -> None:
+    """jax looks for cuDNN and a GPU in this process before it traces a call into it, which is no use where neither is.
+
+    parallel/kernels.py has asked of the devices compiled for what is asked here.
+    """
+    if any(device.platform in ("gpu", "cuda") for device in jax.local_devices()):
+        return
+    answers = {
+        "check_cudnn_version": lambda: CUDNN_VERSION,
+        "check_compute_capability": lambda capability: True,
+        "is_cuda_compute_capability_equal": lambda capability: False,
+    }
+    missing = [name for name in answers if not hasattr(fused_attention_stablehlo, name)]
+    if missing:
+        raise UserError(
+            f"jax: found {jax.__version__}, whose cuDNN attention is checked in another way ({', '.join(missing)} not "
+            "there); allowed: a version of pyproject.toml; install one"
+        )
+    for name, answer in answers.items():
+        setattr(fused_attention_stablehlo, name, answer)
 
 
 def target_config(gpu: Gpu) -> str:
@@ -143,6 +170,8 @@ def target_config(gpu: Gpu) -> str:
     return (
         f"gpu_device_info {{ {' '.join(f'{key}: {value}' for key, value in info.items())} "
         f"cuda_compute_capability {{ major: {major} minor: {minor} }} }} "
-        'platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } runtime_version { major: 12 minor: 8 } '
+        f'platform_name: "CUDA" dnn_version_info {{ major: {CUDNN_VERSION // 10_000} '
+        f"minor: {CUDNN_VERSION // 100 % 100} }} "
+        "runtime_version { major: 12 minor: 8 } "
         f'device_description_str: "{gpu.description}"'
     )

@@ -19,6 +19,7 @@ from sharder.config import Config, LayoutConfig
 from sharder.model.execution import Execution
 from sharder.model.weight import Weights
 from sharder.parallel.collectives import Collectives
+from sharder.parallel.kernels import fused_attention, over_examples
 from sharder.parallel.layout import Layout, placements, specs
 from sharder.parallel.mesh import BATCH, FSDP, batch_split
 from sharder.training.accumulation import Examples, add_up, microbatches
@@ -29,6 +30,7 @@ GradientsOf = Callable[[Weights, Weights, Examples], Result]  # trainable, froze
 
 
 def make_gradients(losses: Losses, config: Config, execution: Execution, mesh: Mesh, layout: Layout) -> GradientsOf:
+    execution = dataclasses.replace(execution, fused=fused_attention(config, mesh))
     if mesh.size > 1 and config.layout.name == "gather":
         return gathered(losses, config, execution, mesh, layout)
     return inferred(losses, config, execution, mesh, layout)
@@ -39,7 +41,9 @@ def inferred(losses: Losses, config: Config, execution: Execution, mesh: Mesh, l
     if mesh.size > 1:
         # Left alone, XLA splits what layers pass on by channel, and passes all examples around.
         execution = dataclasses.replace(
-            execution, carry_hook=lambda carry: jax.lax.with_sharding_constraint(carry, batch_split(mesh))
+            execution,
+            carry_hook=lambda carry: jax.lax.with_sharding_constraint(carry, batch_split(mesh)),
+            fused=execution.fused and dataclasses.replace(execution.fused, over_examples=over_examples(mesh)),
         )
 
     def gradients_of(trainable: Weights, frozen: Weights, examples: Examples) -> Result:

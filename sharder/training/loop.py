@@ -23,6 +23,7 @@ from sharder.parallel import fingerprint
 from sharder.parallel.agreement import Hosts
 from sharder.parallel.compile_cache import compiled_so_far, in_words
 from sharder.parallel.fingerprint import agree
+from sharder.parallel.kernels import attention_said
 from sharder.parallel.late import said_when_late
 from sharder.parallel.layout import device_bytes, held_whole
 from sharder.parallel.mesh import make_mesh, process_slice
@@ -258,4 +259,4 @@ def _tell(start: Start, program: Program) -> None:
             f"held whole by each: {', '.join(held_whole(target.weights, program.layout)) or 'nothing above 1 MB'}"
         )
     if config.attn.name == "flash":
-        log.info("attn=flash: tiles in JAX, on every backend: no kernel takes this mask without a T x S array")
+        log.info(attention_said(config, program.mesh))

@@ -13,6 +13,7 @@ from sharder.errors import UserError
 from sharder.measure.flops import parameters, step_flops, tokens
 from sharder.measure.mfu import Machine, Utilization, hfu, machine, mfu, mfu_6nd
 from sharder.measure.products import Count, Flops
+from sharder.model.attention import IN_TILES
 from sharder.model.pi0 import CAMERAS
 from sharder.model.tiles import scored
 from sharder.training.clock import Spent
@@ -115,7 +116,7 @@ def counted_flops(program: Program, count: Count) -> Flops:
         len(CAMERAS if runs_absent else program.batch["images"]),
         config.remat.name,
         count,
-        scored=scored if config.attn.name == "flash" else None,
+        scored=scored if config.attn.name in IN_TILES else None,
         unrolled=config.work.unroll,
     )
 
