@@ -15,6 +15,7 @@ from sharder.config import Config
 from sharder.model.attention import IMPLEMENTATIONS, Attention, ablated
 from sharder.model.flash import ATTENDED, flash
 from sharder.model.fused import KEPT, Fused
+from sharder.model.layer_norm import STATISTICS
 from sharder.model.weight import LayerHook, RowHook
 
 ABLATED = "ablated"  # no option of attn: it changes the result, and serves to measure what attention costs
@@ -26,15 +27,15 @@ def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     return primitive.name not in ("custom_vjp_call", "all_gather") and parameters.get("name") != GATHERED
 
 
-def and_attended(policy: Any) -> Any:
-    """And what flash attention left for its backward pass: as small as its queries, and dear to compute again."""
+def and_left_over(policy: Any) -> Any:
+    """And what flash attention and norms left for their backward passes: small, and dear to compute again."""
     either, named = jax.checkpoint_policies.save_from_both_policies, jax.checkpoint_policies.save_only_these_names
-    return either(either(policy, named(ATTENDED)), lambda primitive, *_, **parameters: primitive.name == KEPT)
+    return either(either(policy, named(ATTENDED, STATISTICS)), lambda primitive, *_, **__: primitive.name == KEPT)
 
 
 POLICIES: dict[str, Any] = {  # what a layer's forward pass keeps for its backward pass
-    "dots": and_attended(jax.checkpoint_policies.dots_saveable),
-    "dots_no_batch": and_attended(jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
+    "dots": and_left_over(jax.checkpoint_policies.dots_saveable),
+    "dots_no_batch": and_left_over(jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
     "full": jax.checkpoint_policies.nothing_saveable,
     "none": all_but_gathered,
 }

@@ -10,6 +10,7 @@ actions, through the action expert). Either may be absent: the prefix alone fill
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from flax import nnx
 from sharder.config import ExpertConfig
 from sharder.model.attention import BlockMask
 from sharder.model.execution import Execution
+from sharder.model.gelu import gelu
 from sharder.model.lora import AttentionLora, MlpLora
 from sharder.model.weight import Dense, Init
 
@@ -47,8 +49,11 @@ def rotate(x_BTNH: jax.Array, positions_BT: jax.Array) -> jax.Array:
     wavelength = MAX_WAVELENGTH ** (jnp.arange(half, dtype=jnp.float32) / half)
     angle = positions_BT[..., None, None].astype(jnp.float32) / wavelength
     sin, cos = jnp.sin(angle), jnp.cos(angle)
-    first, second = jnp.split(x_BTNH.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x_BTNH.dtype)
+    x32_BTNH = x_BTNH.astype(jnp.float32)
+    # Each half with the other beside it, so that XLA makes one kernel of it and writes no half in float32.
+    swapped_BTNH = jnp.roll(x32_BTNH, half, axis=-1)
+    cos, sin = jnp.concatenate([cos, cos], -1), jnp.concatenate([-sin, sin], -1)
+    return (x32_BTNH * cos + swapped_BTNH * sin).astype(x_BTNH.dtype)
 
 
 def rms(x: jax.Array) -> jax.Array:
@@ -127,7 +132,7 @@ class GatedMlp(nnx.Module):
                 y = x @ getattr(self, name)[...].astype(x.dtype)
                 return y + getattr(lora, name)(x) if lora else y
 
-            gate_BTF = jax.nn.gelu(project("gate", x_BTD), approximate=True)
+            gate_BTF = gelu(project("gate", x_BTD))
             return project("down", gate_BTF * project("up", x_BTD))
 
 
@@ -159,25 +164,27 @@ class Layer(nnx.Module):
         experts = [(name, getattr(self, name), part) for name, part in x._asdict().items() if part is not None]
         normed = [expert.norm_attention(part, condition) for _, expert, part in experts]
         reading = [i for i, (name, _, _) in enumerate(experts) if not (is_last and name == "language")]
+        ends = list(itertools.accumulate(part.shape[1] for _, _, part in experts))
+        positions = jnp.split(positions_BT, ends[:-1], axis=1)
 
         def projected(name: str, of: Sequence[int]) -> jax.Array:
             parts = [experts[i][1].attention.project(name, normed[i][0]) for i in of]
             with jax.named_scope("attention"):
+                if name != "v":  # stream by stream: what attention takes apart again is not put together first
+                    parts = [rotate(part, positions[i]) for i, part in zip(of, parts, strict=True)]
                 return jnp.concatenate(parts, axis=1)
 
         k, v = (projected(name, range(len(experts))) for name in "kv")
         outputs: dict[str, jax.Array | None] = {"language": None, "action": None}
         q = projected("q", reading) if reading else None
         with jax.named_scope("attention"):
-            k = rotate(k, positions_BT)
             if cached is not None:
                 k, v = jnp.concatenate([cached.k, k], axis=1), jnp.concatenate([cached.v, v], axis=1)
             if q is None:
                 return Streams(**outputs), Cache(k, v)
-            last = q.shape[1]  # the queries that are read come last
-            q = rotate(q, positions_BT[:, -last:]) * q.shape[-1] ** -0.5
-            seen = dataclasses.replace(mask, query_block=mask.query_block[-last:])
-            attended_BTNH = execution.attend(q, k, v, seen)
+            # The queries that are read come last.
+            seen = dataclasses.replace(mask, query_block=mask.query_block[-q.shape[1] :])
+            attended_BTNH = execution.attend(q * q.shape[-1] ** -0.5, k, v, seen)
         first = 0
         for i in reading:
             (name, expert, part), (_, gate) = experts[i], normed[i]

@@ -1,6 +1,9 @@
 """SigLIP's vision transformer: an image becomes a grid of tokens.
 
-B images   P patch side   T tokens = (image side / P)^2   C width   N heads   H head dim   F mlp width
+B images   P patch side   T tokens = (image side / P)^2   X = B T   C width   N heads   H head dim   F mlp width
+
+Between layers, all images' tokens are one dim: with two, XLA lays images out innermost where there are many, and turns
+them back and forth around every norm (on H100s, 48 images: 12 ms more of 463, predicted).
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from jax.typing import DTypeLike
 from sharder.config import VisionConfig
 from sharder.model.attention import BlockMask
 from sharder.model.execution import Execution
+from sharder.model.gelu import gelu
+from sharder.model.layer_norm import layer_norm
 from sharder.model.weight import Dense, Init
 
 
@@ -21,37 +26,33 @@ class LayerNorm(nnx.Module):
     def __init__(self, init: Init, width: int):
         self.scale, self.bias = init.ones((width,)), init.zeros((width,))
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x_XC: jax.Array) -> jax.Array:
         with jax.named_scope("norm"):
-            x32 = x.astype(jnp.float32)
-            centred = x32 - x32.mean(-1, keepdims=True)
-            normed = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
-            scale, bias = self.scale[...].astype(jnp.float32), self.bias[...].astype(jnp.float32)
-            return (normed * scale + bias).astype(x.dtype)
+            return layer_norm(x_XC, self.scale[...].astype(jnp.float32), self.bias[...].astype(jnp.float32))
 
 
 class HeadDense(nnx.Module):
-    """x [B, T, C] -> [B, T, N, H]."""
+    """x [X, C] -> [X, N, H]."""
 
     def __init__(self, init: Init, width: int, heads: int):
         self.kernel = init.normal((width, heads, width // heads), width)
         self.bias = init.zeros((heads, width // heads))
 
-    def __call__(self, x_BTC: jax.Array) -> jax.Array:
-        kernel_CNH = self.kernel[...].astype(x_BTC.dtype)
-        return jnp.einsum("BTC,CNH->BTNH", x_BTC, kernel_CNH) + self.bias[...].astype(x_BTC.dtype)
+    def __call__(self, x_XC: jax.Array) -> jax.Array:
+        kernel_CNH = self.kernel[...].astype(x_XC.dtype)
+        return jnp.einsum("XC,CNH->XNH", x_XC, kernel_CNH) + self.bias[...].astype(x_XC.dtype)
 
 
 class HeadMerge(nnx.Module):
-    """x [B, T, N, H] -> [B, T, C]."""
+    """x [X, N, H] -> [X, C]."""
 
     def __init__(self, init: Init, width: int, heads: int):
         self.kernel = init.normal((heads, width // heads, width), width)
         self.bias = init.zeros((width,))
 
-    def __call__(self, x_BTNH: jax.Array) -> jax.Array:
-        kernel_NHC = self.kernel[...].astype(x_BTNH.dtype)
-        return jnp.einsum("BTNH,NHC->BTC", x_BTNH, kernel_NHC) + self.bias[...].astype(x_BTNH.dtype)
+    def __call__(self, x_XNH: jax.Array) -> jax.Array:
+        kernel_NHC = self.kernel[...].astype(x_XNH.dtype)
+        return jnp.einsum("XNH,NHC->XC", x_XNH, kernel_NHC) + self.bias[...].astype(x_XNH.dtype)
 
 
 class SelfAttention(nnx.Module):
@@ -59,15 +60,16 @@ class SelfAttention(nnx.Module):
         self.q, self.k, self.v = (HeadDense(init, width, heads) for _ in range(3))
         self.out = HeadMerge(init, width, heads)
 
-    def __call__(self, x_BTC: jax.Array, execution: Execution) -> jax.Array:
+    def __call__(self, x_XC: jax.Array, images: int, execution: Execution) -> jax.Array:
         with jax.named_scope("attention_projections"):
-            q_BTNH, k_BTNH, v_BTNH = self.q(x_BTC), self.k(x_BTC), self.v(x_BTC)
+            qkv_XNH = self.q(x_XC), self.k(x_XC), self.v(x_XC)
         with jax.named_scope("attention"):
-            one_block = np.zeros(x_BTC.shape[1], int)
+            q_BTNH, k_BTNH, v_BTNH = (x_XNH.reshape(images, -1, *x_XNH.shape[1:]) for x_XNH in qkv_XNH)
+            one_block = np.zeros(q_BTNH.shape[1], int)
             scaled_BTNH = q_BTNH * q_BTNH.shape[-1] ** -0.5
             attended_BTNH = execution.attend(scaled_BTNH, k_BTNH, v_BTNH, BlockMask(one_block, one_block))
         with jax.named_scope("attention_projections"):
-            return self.out(attended_BTNH)
+            return self.out(attended_BTNH.reshape(-1, *attended_BTNH.shape[2:]))
 
 
 class Mlp(nnx.Module):
@@ -76,7 +78,8 @@ class Mlp(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         with jax.named_scope("mlp"):
-            return self.down(jax.nn.gelu(self.up(x), approximate=True))
+            return self.down(gelu(self.up(x)))
+
 
 
 class Block(nnx.Module):
@@ -86,9 +89,9 @@ class Block(nnx.Module):
         self.norm_mlp = LayerNorm(init, config.width)
         self.mlp = Mlp(init, config.width, config.mlp_dim)
 
-    def __call__(self, x_BTC: jax.Array, execution: Execution) -> jax.Array:
-        x_BTC = x_BTC + self.attention(self.norm_attention(x_BTC), execution)
-        return x_BTC + self.mlp(self.norm_mlp(x_BTC))
+    def __call__(self, x_XC: jax.Array, images: int, execution: Execution) -> jax.Array:
+        x_XC = x_XC + self.attention(self.norm_attention(x_XC), images, execution)
+        return x_XC + self.mlp(self.norm_mlp(x_XC))
 
 
 class Siglip(nnx.Module):
@@ -108,9 +111,10 @@ class Siglip(nnx.Module):
         """images [B, side, side, 3] float in [-1, 1] -> [B, T, output_width] in the compute dtype."""
         with jax.named_scope("vision"):
             x_BTC = self._patches(images.astype(jnp.float32)).astype(self.dtype)
-            step = lambda layer, x, _: (layer(x, execution), None)  # noqa: E731
-            x_BTC, _ = execution.scan_layers("vision/layers", self.layers, step, x_BTC)
-            return self.head(self.norm(x_BTC))
+            B, T, C = x_BTC.shape
+            step = lambda layer, x_XC, _: (layer(x_XC, B, execution), None)  # noqa: E731
+            x_XC, _ = execution.scan_layers("vision/layers", self.layers, step, x_BTC.reshape(B * T, C))
+            return self.head(self.norm(x_XC)).reshape(B, T, -1)
 
     def _patches(self, images: jax.Array) -> jax.Array:
         """A convolution whose stride is its size, as one matrix product, in float32."""

@@ -70,3 +70,11 @@ def travels_as(path: str, stored: DTypeLike, compute: DTypeLike) -> jnp.dtype:
     """
     used_as_stored = any(part.startswith("norm") for part in path.split("/"))
     return min(jnp.dtype(stored), jnp.dtype(stored if used_as_stored else compute), key=lambda dtype: dtype.itemsize)
+
+
+def as_computed_with(weights: Weights, compute: DTypeLike) -> Weights:
+    """Those of layers in the dtype that they are used in. Others are used once, where a step begins or ends."""
+    return {
+        path: weight.astype(travels_as(path, weight.dtype, compute)) if "/layers/" in path else weight
+        for path, weight in weights.items()
+    }

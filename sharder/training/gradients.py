@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from sharder.config import Config, LayoutConfig
 from sharder.model.execution import Execution
-from sharder.model.weight import Weights
+from sharder.model.weight import Weights, as_computed_with
 from sharder.parallel.collectives import Collectives
 from sharder.parallel.kernels import fused_attention, over_examples
 from sharder.parallel.layout import Layout, placements, specs
@@ -46,11 +46,17 @@ def inferred(losses: Losses, config: Config, execution: Execution, mesh: Mesh, l
             fused=execution.fused and dataclasses.replace(execution.fused, over_examples=over_examples(mesh)),
         )
 
-    def gradients_of(trainable: Weights, frozen: Weights, examples: Examples) -> Result:
-        def loss_of(trainable: Weights, part: Examples) -> jax.Array:
-            return losses(trainable | frozen, *part, execution).sum() / batch_size
+    def ready(weights: Weights) -> Weights:
+        """Cast once for all passes; with remat=full in each, for it is there to save memory."""
+        return weights if execution.remat == "full" else as_computed_with(weights, config.model.compute_dtype)
 
-        loss, gradients = add_up(loss_of, trainable, microbatches(examples, accumulation))
+    def gradients_of(trainable: Weights, frozen: Weights, examples: Examples) -> Result:
+        held = ready(frozen)
+
+        def loss_of(trainable: Weights, part: Examples) -> jax.Array:
+            return losses(trainable | held, *part, execution).sum() / batch_size
+
+        loss, gradients = add_up(loss_of, ready(trainable), microbatches(examples, accumulation))
         gradients = {path: gradients[path].astype(weight.dtype) for path, weight in trainable.items()}
         if mesh.size > 1 and config.layout.name == "auto":
             gradients = jax.lax.with_sharding_constraint(gradients, placements(gradients, layout, mesh))

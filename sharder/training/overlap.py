@@ -1,4 +1,4 @@
-"""What the compiler is asked for beyond its defaults: by the layout, by `overlap`, and by the user, who wins.
+"""What the compiler is asked for beyond its defaults: by the layout, by `work`, by `overlap`, and by the user, who wins.
 
 As options of one compilation, not as XLA_FLAGS: so they are of the train step alone, and an unknown one is an error of
 that compilation and no abort.
@@ -32,6 +32,10 @@ def compiler_options(config: Config, mesh: Mesh, environ: Mapping[str, str] = os
         # Start the next layer's gather in this turn of the loop. Without it each gather of a layer is waited for in the
         # turn that starts it, with only that layer's own work to hide behind.
         options["xla_gpu_enable_pipelined_all_gather"] = True
+    if config.work.unroll and platform == "gpu":
+        # No products joined that share an operand (queries, keys and values; gate and up). Their weights are put side
+        # by side for it, and the result taken apart again, all by copies, which cost more than fewer products save.
+        options["xla_gpu_dot_merger_threshold_mb"] = 0
     if platform != "tpu":  # compilers for CPUs know the flags of GPUs, so that a wrong one is found there too
         options |= dict(map(parsed, config.overlap.flags))
     set_by_user = {flag.split("=")[0].lstrip("-") for flag in environ.get("XLA_FLAGS", "").split()}
