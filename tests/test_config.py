@@ -89,7 +89,7 @@ REFUSED = [
     ({"launch__name": "local", "launch__processes": 3, "mesh__fsdp": 4}, "launch.processes", "found 3", "a divisor"),
     ({"launch__late_after_s": 0.0}, "launch.late_after_s", "found 0.0", "above 0"),
     ({"mesh__fsdp": 5}, "train.batch_size", "found 32", "1 x 5 = 5"),
-    ({"attn__name": "cudnn"}, "attn.name", "found 'cudnn'", "naive, xla, flash"),
+    ({"attn__name": "cudnn"}, "attn.name", "found 'cudnn'", "naive, xla, tiles, flash"),
     ({"layout__name": "zero3"}, "layout.name", "found 'zero3'", "gather, auto, published"),
     ({"train__seed": 2**63}, "train.seed", "found 9223372036854775808", "at most"),
     ({"train__steps": 10**20}, "train.steps", "found 1000", "at most"),

@@ -32,7 +32,7 @@ REFUSED = [
     ("data.cameras.base=x", "data.cameras.base", "data.cameras.base_0_rgb?"),
     ("model=pi0_nanoo", "model", "model=pi0_nano?"),
     ("mesh=fsdp5", "mesh", "allowed: dp2, dp4, dp8, fsdp2"),
-    ("attn=cudnn", "attn", "allowed: flash, naive, xla"),
+    ("attn=cudnn", "attn", "allowed: flash, naive, tiles, xla"),
     ("experiment=converge", "experiment", "experiment=convergence?"),
     ("system=null", "system", "leave it out"),
     ("experiment=null", "experiment", "leave it out"),

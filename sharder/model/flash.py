@@ -28,7 +28,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sharder.model.block_mask import MASKED, BlockMask
 from sharder.model.fused import Fused
-from sharder.model.tiles import Run, runs
+from sharder.model.tiles import SPARED_BY_KERNEL, Run, runs
 
 ATTENDED = "attended"  # the name of what a forward pass leaves to its backward pass: the output and the logarithms
 
@@ -37,14 +37,12 @@ def flash(
     q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: BlockMask, fused: Fused | None = None
 ) -> jax.Array:
     """[B, T, N, H]. Queries are already scaled; scores and softmax are float32. `fused`: for runs that it takes."""
-    cut = runs(mask.query_block, mask.key_block)
-    by_kernel = [fused is not None and run.all_seen and fused.takes(q_BTNH, mask, run.keys) for run in cut]
-    if fused is None or not any(by_kernel):
-        return tiled(q_BTNH, k_BSKH, v_BSKH, mask, cut)
+    if fused is None:
+        return tiled(q_BTNH, k_BSKH, v_BSKH, mask, runs(mask.query_block, mask.key_block))
     outs = []
-    for run, taken in zip(cut, by_kernel, strict=True):
+    for run in runs(mask.query_block, mask.key_block, spared=SPARED_BY_KERNEL):
         q = q_BTNH[:, run.first : run.first + run.queries]
-        if taken:
+        if run.all_seen and fused.takes(q, mask, run.keys):
             valid = None if mask.key_valid is None else mask.key_valid[:, : run.keys]
             outs.append(fused(q, k_BSKH[:, : run.keys], v_BSKH[:, : run.keys], valid))
         else:

@@ -4,7 +4,7 @@ B batch   T queries   S keys   N query heads   K key/value heads   H head dim   
 
 cuDNN knows of padding that lies behind the keys. In pi0's prefix it lies anywhere (a masked camera, the rest of a
 prompt), but attention does not care in which order keys come: so the prefix is reordered, once, with its valid tokens
-in front. jax.nn.dot_product_attention has the kernel and its gradient; which GPUs take it says parallel/kernels.py.
+in front. jax.nn.dot_product_attention has the kernel and its gradient; which GPUs take it says training/kernels.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from sharder.model.block_mask import BlockMask
 
 KEPT = "dot_product_attention_fwd_wrapper"  # the primitive of cuDNN's forward pass: its results are kept, see execution
 EVEN = 2  # tokens: cuDNN's gradient takes no other lengths, as jax checks it
-DTYPES = ("bfloat16", "float16")
 
 # Of arrays [B, ...] alone, to the same: how a function runs where each device has some of the examples.
 OverExamples = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -43,7 +42,7 @@ class Fused:
         """Can it give what queries get that see all valid ones of the first `keys` keys, and no other?"""
         head = q_BTNH.shape[-1]
         valid_first = mask.key_valid is None or keys <= mask.valid_first
-        return valid_first and head <= self.longest_head and head % 8 == 0 and q_BTNH.dtype.name in DTYPES
+        return valid_first and head <= self.longest_head and head % 8 == 0
 
     def __call__(
         self, q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, key_valid: jax.Array | None

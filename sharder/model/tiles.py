@@ -19,6 +19,7 @@ import numpy as np
 LONGEST = 1024  # tokens of a tile: all of pi0 (867) or pi0.5 (1018 with a prompt of 200) fits one, and needs no loop
 ROUND = 16  # tokens: tiles of a loop are multiples of it, as matrix units like them
 SPARED = 128 * 128  # scores a head that a cut has to spare: for fewer, products of their own are not worth it
+SPARED_BY_KERNEL = 128  # the same where a kernel may take one of the parts, which spares more than the cut does
 
 
 @dataclass(frozen=True)
@@ -100,13 +101,13 @@ def tiles(length: int, longest: int) -> Tiles:
     return Tiles(1, length) if count == 1 else Tiles(count, -(-length // (count * ROUND)) * ROUND)
 
 
-def scored(query_block: np.ndarray, key_block: np.ndarray) -> np.ndarray:
+def scored(query_block: np.ndarray, key_block: np.ndarray, spared: int = SPARED) -> np.ndarray:
     """[T] int: how many keys each query is multiplied with; the rows that fill a tile count with the run's last query.
 
     Multiplied, not seen: with keys that are masked afterwards, and with those that fill a tile.
     """
     found = np.zeros(len(query_block), int)
-    for run in runs(query_block, key_block):
+    for run in runs(query_block, key_block, spared=spared):
         found[run.first : run.first + run.queries] = run.key_tiles.length
         found[run.first + run.queries - 1] += (run.query_tiles.length - run.queries) * run.key_tiles.length
     return found

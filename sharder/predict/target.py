@@ -126,7 +126,7 @@ def gpu_devices(name: str, hosts: int, devices_per_host: int, memory_bytes: int 
 def let_cudnn_be_compiled() -> None:
     """jax looks for cuDNN and a GPU in this process before it traces a call into it, which is no use where neither is.
 
-    parallel/kernels.py has asked of the devices compiled for what is asked here.
+    training/kernels.py has asked of the devices compiled for what is asked here.
     """
     if any(device.platform in ("gpu", "cuda") for device in jax.local_devices()):
         return

@@ -19,7 +19,7 @@ from sharder.config import Config, LayoutConfig
 from sharder.model.execution import Execution
 from sharder.model.weight import Weights, as_computed_with
 from sharder.parallel.collectives import Collectives
-from sharder.parallel.kernels import fused_attention, over_examples
+from sharder.training.kernels import fused_attention, over_examples
 from sharder.parallel.layout import Layout, placements, specs
 from sharder.parallel.mesh import BATCH, FSDP, batch_split
 from sharder.training.accumulation import Examples, add_up, microbatches

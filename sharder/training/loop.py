@@ -23,7 +23,7 @@ from sharder.parallel import fingerprint
 from sharder.parallel.agreement import Hosts
 from sharder.parallel.compile_cache import compiled_so_far, in_words
 from sharder.parallel.fingerprint import agree
-from sharder.parallel.kernels import attention_said
+from sharder.training.kernels import attention_said
 from sharder.parallel.late import said_when_late
 from sharder.parallel.layout import device_bytes, held_whole
 from sharder.parallel.mesh import make_mesh, process_slice

@@ -15,8 +15,9 @@ from sharder.measure.mfu import Machine, Utilization, hfu, machine, mfu, mfu_6nd
 from sharder.measure.products import Count, Flops
 from sharder.model.attention import IN_TILES
 from sharder.model.pi0 import CAMERAS
-from sharder.model.tiles import scored
+from sharder.model.tiles import SPARED, SPARED_BY_KERNEL, scored
 from sharder.training.clock import Spent
+from sharder.training.kernels import fused_attention
 from sharder.training.program import Program
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ def counted_flops(program: Program, count: Count) -> Flops:
     """Of the global batch: see measure/flops.py. The loss needs no camera that the data lack; a program may run it."""
     config, state = program.config, program.state
     runs_absent = count == "program" and program.execution.absent_cameras
+    spared = SPARED_BY_KERNEL if fused_attention(config, program.mesh) else SPARED
     return step_flops(
         config.model,
         state.trainable,
@@ -116,7 +118,7 @@ def counted_flops(program: Program, count: Count) -> Flops:
         len(CAMERAS if runs_absent else program.batch["images"]),
         config.remat.name,
         count,
-        scored=scored if config.attn.name in IN_TILES else None,
+        scored=partial(scored, spared=spared) if config.attn.name in IN_TILES else None,
         unrolled=config.work.unroll,
     )
 

@@ -16,7 +16,7 @@ from sharder.config import ModelConfig
 from sharder.measure.flops import step_flops
 from sharder.measure.jaxpr_flops import Product, gradient_products, program_flops
 from sharder.measure.products import REMATS
-from sharder.model.attention import IMPLEMENTATIONS
+from sharder.model.attention import IMPLEMENTATIONS, IN_TILES
 from sharder.model.execution import Execution
 from sharder.model.tiles import scored
 from sharder.parallel.layout import make_layout
@@ -209,7 +209,7 @@ def assert_counts_agree(config: ModelConfig, remat: str, attn: str, cameras: int
     for product in gradient_products(loss, trainable, frozen, data(config, cameras)):
         traced[where_traced(product)] += product.flops
     counted: Counter[tuple[str, str, str]] = Counter()
-    in_tiles = scored if attn == "flash" else None
+    in_tiles = scored if attn in IN_TILES else None
     flops = step_flops(config, trainable, frozen, B, cameras, remat, "program", in_tiles, unrolled)
     for (component, part, in_pass), count in flops.by_key.items():
         component = "experts" if component in ("language", "action") else component
@@ -307,6 +307,6 @@ def test_the_whole_step_multiplies_what_was_counted(
     state = abstract_state(config)
     step = make_train_step(config, Execution(attn, remat), devices, make_layout(state.weights, config.layout, devices))
     batch = abstract_batch(config, ("base_0_rgb", "left_wrist_0_rgb"))
-    tiled = scored if attn == "flash" else None
+    tiled = scored if attn in IN_TILES else None
     counted = step_flops(config.model, state.trainable, state.frozen, 8, 2, remat, "program", tiled)
     assert program_flops(step, state, batch) == counted.total

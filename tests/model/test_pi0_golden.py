@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sharder.model.execution import Execution
+from sharder.model.fused import Fused
 from sharder.model.openpi_names import to_openpi
 from sharder.model.pi0 import Observation, build, flow_matching_loss
 
@@ -24,6 +25,8 @@ EXECUTIONS = [
     Execution("xla", "dots_no_batch", cameras_together=False),
     Execution("xla", "none", unroll=True),
     Execution("flash", "dots"),
+    Execution("flash", "none", fused=Fused(256, "xla")),
+    Execution("flash", "dots_no_batch", unroll=True, fused=Fused(256, "xla")),
 ]
 
 
@@ -48,7 +51,7 @@ def without_right_wrist(observation: Observation) -> Observation:
     return dataclasses.replace(observation, images=kept)
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS, ids=lambda e: f"{e.attention}-{e.remat}")
+@pytest.mark.parametrize("execution", EXECUTIONS, ids=lambda e: f"{e.attention}-{e.remat}{'-fused' * bool(e.fused)}")
 @pytest.mark.parametrize("variant", golden_case.VARIANTS)
 def test_loss_and_every_gradient_norm(variant, execution):
     golden = golden_case.golden(variant)
@@ -62,7 +65,7 @@ def test_loss_and_every_gradient_norm(variant, execution):
         assert abs(found - wanted) <= 5e-5 * wanted + ZERO_GRADIENT, leaf
 
 
-@pytest.mark.parametrize("attention", ["naive", "xla", "flash"])
+@pytest.mark.parametrize("attention", ["naive", "xla", "flash", "fused"])
 @pytest.mark.parametrize("variant", golden_case.VARIANTS)
 def test_velocity_prefix_and_sampled_actions(variant, attention):
     golden, inputs = golden_case.golden(variant), golden_case.inputs()
@@ -71,10 +74,12 @@ def test_velocity_prefix_and_sampled_actions(variant, attention):
 
     @jax.jit
     def compute(weights):
-        model = build(golden_case.config(variant), weights, Execution(attention))
+        fused = Execution("flash", fused=Fused(256, "xla"))
+        model = build(golden_case.config(variant), weights, fused if attention == "fused" else Execution(attention))
+        in_order = build(golden_case.config(variant), weights)  # a fused kernel has the valid tokens first
         return (
             model.velocity(inputs.observation, noisy, inputs.time),
-            model.embed_prefix(inputs.observation).tokens[:, ::16],
+            in_order.embed_prefix(inputs.observation).tokens[:, ::16],
             model.sample_actions(inputs.observation, inputs.noise, 10),
         )
 
@@ -97,6 +102,28 @@ def test_a_camera_that_is_not_there_equals_that_camera_masked(variant, absent_ca
     for leaf, wanted in zip(golden["leaf"], golden["gradient_norm"], strict=True):
         found = float(jnp.linalg.norm(to_openpi(golden_case.config(variant), gradients)[leaf].ravel()))
         assert abs(found - wanted) <= 5e-5 * wanted + ZERO_GRADIENT, leaf
+
+
+@pytest.mark.parametrize("variant", golden_case.VARIANTS)
+def test_a_kernel_gets_the_prefix_and_the_images_of_these_models(variant):
+    """Or the cases named fused would say nothing. With a loop over layers, each is traced once."""
+    inputs, shapes = golden_case.inputs(), []
+
+    def noted(function):
+        def run(*arrays):
+            shapes.append(tuple(x.shape[:2] for x in arrays[:2]))
+            return function(*arrays)
+
+        return run
+
+    model = build(golden_case.config(variant), golden_case.weights(variant), Execution("flash"))
+    tokens = model.embed_prefix(inputs.observation).tokens.shape[1]
+    noting = Execution("flash", fused=Fused(256, "xla", noted))
+    model = build(golden_case.config(variant), golden_case.weights(variant), noting)
+    jax.eval_shape(model.velocity, inputs.observation, inputs.noise, inputs.time)
+    assert {queries[1] - tokens in (0, 1) for queries, keys in shapes if queries[0] == len(inputs.noise)} == {True}
+    assert {queries[0] for queries, keys in shapes} == {len(inputs.noise), len(inputs.noise) * 3}
+    assert all(queries == keys for queries, keys in shapes)
 
 
 def test_bfloat16_computes_the_same_function_to_its_own_precision():

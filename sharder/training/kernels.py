@@ -9,10 +9,11 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from sharder.config import Config
-from sharder.model.fused import DTYPES, Fused
+from sharder.model.fused import Fused
 from sharder.parallel.mesh import BATCH, FSDP
 
 # The largest head dim of cuDNN's attention with gradients, by the least compute capability that takes it: as jax checks.
+DTYPES = ("bfloat16", "float16")
 LONGEST_HEAD = {(9, 0): 256, (8, 0): 128}
 
 
@@ -29,10 +30,10 @@ def attention_said(config: Config, mesh: Mesh) -> str:
 
 def _found(config: Config, mesh: Mesh) -> tuple[int, str]:
     """The longest head, 0 for no kernel."""
-    device, dtype = mesh.devices.flat[0], config.model.compute_dtype
-    capability = compute_capability(device)
     if config.attn.name != "flash":
         return 0, f"attn={config.attn.name}: no kernel asked for"
+    device, dtype = mesh.devices.flat[0], config.model.compute_dtype
+    capability = compute_capability(device)
     if capability is None:
         return 0, f"attn=flash: tiles in JAX, as there is no kernel for {device.platform}"
     if dtype not in DTYPES:
