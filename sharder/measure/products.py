@@ -114,10 +114,8 @@ class Ledger:
             elements //= self._shape(b)[1]  # summed over heads before it is multiplied
         read = again or b in self.trainable  # whose gradient reads what a gave
         self._product(component, part, a, tokens * self._elements(a), input_grad, full and read)
-        # The heads of q, k and v are a batch to this product, so dots_no_batch does not keep it.
-        dropped = full or (self.remat == "dots_no_batch" and path.endswith(("/q", "/k", "/v")))
         low_grad = input_grad or a in self.trainable
-        self._product(component, part, b, tokens * elements, low_grad, dropped and again)
+        self._product(component, part, b, tokens * elements, low_grad, full and again)
 
     def scores(
         self,

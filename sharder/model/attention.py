@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from sharder.model.block_mask import MASKED, BlockMask
 from sharder.model.flash import flash
@@ -37,6 +38,14 @@ def ablated(q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: Block
     mean_BKH = (k_BSKH + v_BSKH).mean(1)
     queries_a_key = q_BTNH.shape[2] // k_BSKH.shape[2]
     return q_BTNH + jnp.repeat(mean_BKH, queries_a_key, axis=1)[:, None]
+
+
+ATTENDING = "attending"  # the name of queries, keys and values as attention takes them
+
+
+def attending(x: jax.Array) -> jax.Array:
+    """What a remat that keeps products keeps of a projection: not its product alone, before bias, rotation and scale."""
+    return checkpoint_name(x, ATTENDING)
 
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array, BlockMask], jax.Array]

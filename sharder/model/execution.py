@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sharder.config import Config
-from sharder.model.attention import IMPLEMENTATIONS, Attention, ablated
+from sharder.model.attention import ATTENDING, IMPLEMENTATIONS, Attention, ablated
 from sharder.model.flash import ATTENDED, flash
 from sharder.model.fused import KEPT, Fused
 from sharder.model.layer_norm import STATISTICS
@@ -28,9 +28,9 @@ def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
 
 
 def and_left_over(policy: Any) -> Any:
-    """And what flash attention and norms left for their backward passes: small, and dear to compute again."""
+    """And what attention takes, and what flash attention and norms leave for their backward passes."""
     either, named = jax.checkpoint_policies.save_from_both_policies, jax.checkpoint_policies.save_only_these_names
-    return either(either(policy, named(ATTENDED, STATISTICS)), lambda primitive, *_, **__: primitive.name == KEPT)
+    return either(either(policy, named(ATTENDING, ATTENDED, STATISTICS)), lambda primitive, *_, **__: primitive.name == KEPT)
 
 
 POLICIES: dict[str, Any] = {  # what a layer's forward pass keeps for its backward pass

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sharder.config import ExpertConfig
-from sharder.model.attention import BlockMask
+from sharder.model.attention import BlockMask, attending
 from sharder.model.execution import Execution
 from sharder.model.gelu import gelu
 from sharder.model.lora import AttentionLora, MlpLora
@@ -170,9 +170,12 @@ class Layer(nnx.Module):
         def projected(name: str, of: Sequence[int]) -> jax.Array:
             parts = [experts[i][1].attention.project(name, normed[i][0]) for i in of]
             with jax.named_scope("attention"):
-                if name != "v":  # stream by stream: what attention takes apart again is not put together first
+                # Stream by stream: what attention takes apart again is not put together first.
+                if name != "v":
                     parts = [rotate(part, positions[i]) for i, part in zip(of, parts, strict=True)]
-                return jnp.concatenate(parts, axis=1)
+                if name == "q":
+                    parts = [part * part.shape[-1] ** -0.5 for part in parts]
+                return jnp.concatenate([attending(part) for part in parts], axis=1)
 
         k, v = (projected(name, range(len(experts))) for name in "kv")
         outputs: dict[str, jax.Array | None] = {"language": None, "action": None}
@@ -184,7 +187,7 @@ class Layer(nnx.Module):
                 return Streams(**outputs), Cache(k, v)
             # The queries that are read come last.
             seen = dataclasses.replace(mask, query_block=mask.query_block[-q.shape[1] :])
-            attended_BTNH = execution.attend(q * q.shape[-1] ** -0.5, k, v, seen)
+            attended_BTNH = execution.attend(q, k, v, seen)
         first = 0
         for i in reading:
             (name, expert, part), (_, gate) = experts[i], normed[i]

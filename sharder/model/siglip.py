@@ -15,7 +15,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from sharder.config import VisionConfig
-from sharder.model.attention import BlockMask
+from sharder.model.attention import BlockMask, attending
 from sharder.model.execution import Execution
 from sharder.model.gelu import gelu
 from sharder.model.layer_norm import layer_norm
@@ -66,8 +66,8 @@ class SelfAttention(nnx.Module):
         with jax.named_scope("attention"):
             q_BTNH, k_BTNH, v_BTNH = (x_XNH.reshape(images, -1, *x_XNH.shape[1:]) for x_XNH in qkv_XNH)
             one_block = np.zeros(q_BTNH.shape[1], int)
-            scaled_BTNH = q_BTNH * q_BTNH.shape[-1] ** -0.5
-            attended_BTNH = execution.attend(scaled_BTNH, k_BTNH, v_BTNH, BlockMask(one_block, one_block))
+            parts = attending(q_BTNH * q_BTNH.shape[-1] ** -0.5), attending(k_BTNH), attending(v_BTNH)
+            attended_BTNH = execution.attend(*parts, BlockMask(one_block, one_block))
         with jax.named_scope("attention_projections"):
             return self.out(attended_BTNH.reshape(-1, *attended_BTNH.shape[2:]))
 

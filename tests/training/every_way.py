@@ -27,13 +27,17 @@ from several_devices import in_haste
 from sharder.compose import composed
 from sharder.config import AugmentConfig, Config, LayoutConfig, MeshConfig
 from sharder.model import pi0
+from sharder.model.fused import Fused
 from sharder.model.pi0 import CAMERAS
 from sharder.parallel.mesh import make_mesh
+from sharder.training import gradients
 from sharder.training.program import Program, make_program, on_devices
 from sharder.training.state import TrainState, init_state, run_once
 from sharder.validation import CHOICES
 
-ATTN, LAYOUT, WORK = CHOICES["attn.name"], CHOICES["layout.name"], CHOICES["work.name"]
+FUSED = "fused"  # attn=flash where there is a kernel, for which XLA stands in
+ATTN = (*(word for word in CHOICES["attn.name"] if word != "tiles"), FUSED)  # on CPUs tiles is flash
+LAYOUT, WORK = CHOICES["layout.name"], CHOICES["work.name"]
 REMAT = tuple(word for word in CHOICES["remat.name"] if word != "auto")  # auto is one of the others
 BASE, LEFT, RIGHT = CAMERAS
 SUBSETS = tuple(subset for size in (3, 1, 2) for subset in itertools.combinations(CAMERAS, size))
@@ -53,7 +57,7 @@ class Way:
     def config(self, mesh: MeshConfig) -> Config:
         config = micro_config(Path("unused"))
         config.mesh, config.layout = mesh, LayoutConfig(self.layout, min_shard_bytes=64)
-        config.attn.name, config.remat.name = self.attn, self.remat
+        config.attn.name, config.remat.name = "flash" if self.attn == FUSED else self.attn, self.remat
         config.work = composed("train", [f"work={self.work}"])[0].work
         config.data.augment = AugmentConfig(1.0, 0.0, 0.0, 0.0, 0.0)  # whose draws depend on which cameras there are
         config.optimizer.updates, config.optimizer.ema_decay = False, None  # a step leaves its gradients
@@ -65,6 +69,7 @@ QUICK = (  # every choice at least once, gather with every attn
     Way("flash", "dots", "gather", "published", (BASE,)),
     Way("naive", "full", "auto", "published", CAMERAS),
     Way("flash", "none", "published", "unrolled", (BASE, RIGHT)),
+    Way("fused", "dots_no_batch", "auto", "unrolled", (LEFT, RIGHT)),
 )
 SLOW = tuple(  # all that there are, and of the cameras each subset in turn
     Way(*choices, cameras)
@@ -74,6 +79,8 @@ SLOW = tuple(  # all that there are, and of the cameras each subset in turn
 
 def compiled(way: Way, mesh: MeshConfig, cameras: tuple[str, ...]) -> tuple[Program, jax.stages.Compiled]:
     config = way.config(mesh)
+    kernel = Fused(256, "xla") if way.attn == FUSED else None
+    gradients.fused_attention = lambda config, mesh: kernel
     program = make_program(config, make_mesh(mesh, jax.devices()[: mesh.size]), cameras)
     return program, program.lower().compile(compiler_options=in_haste())
 
@@ -95,10 +102,10 @@ def main(which: str) -> dict[str, Any]:
         masks = {camera: np.full_like(mask, camera in way.cameras) for camera, mask in batch["image_masks"].items()}
         wanted_loss, wanted = done(reference, reference_step, start, batch | {"image_masks": masks})
         there = {name: {camera: batch[name][camera] for camera in way.cameras} for name in ("images", "image_masks")}
-        loss, gradients = done(*compiled(way, four, way.cameras), start, batch | there)
-        assert gradients.keys() == wanted.keys()
+        loss, found_gradients = done(*compiled(way, four, way.cameras), start, batch | there)
+        assert found_gradients.keys() == wanted.keys()
         off = {
-            path: float(np.abs(gradients[path] - gradient).max() / (np.abs(gradient).max() + 1e-3))
+            path: float(np.abs(found_gradients[path] - gradient).max() / (np.abs(gradient).max() + 1e-3))
             for path, gradient in wanted.items()
         }
         found[str(way)] = {"loss": loss, "wanted": wanted_loss, "off": off}
