@@ -20,6 +20,7 @@ from sharder.run_folder import folder_of, load_config, sealed_steps
 from sharder.supervise.heartbeat import Heartbeat
 from sharder.supervise.presence import Presence
 
+NVIDIA_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap")  # as on servers, in WSL, and on Jetsons
 log = logging.getLogger("sharder.worker")  # run as __main__, whose name is no child of sharder
 
 
@@ -147,6 +148,16 @@ def _set_up_logging() -> None:
     ours.addHandler(handler)
     ours.propagate = False
     logging.getLogger("absl").setLevel(logging.ERROR)
+    logging.getLogger("jax._src.xla_bridge").addFilter(_of_devices_that_may_be_here)
+
+
+def _of_devices_that_may_be_here(record: logging.LogRecord) -> bool:
+    """jax's plugins for GPUs come with the plan extra; where there is no driver, that one does not start is no news."""
+    if "plugin" in record.getMessage() and not any(map(os.path.exists, NVIDIA_DRIVERS)):
+        return False
+    if record.exc_info and record.exc_info[1]:
+        record.msg, record.args, record.exc_info = f"{record.getMessage()}: {record.exc_info[1]}", (), None
+    return True
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ ATTENDING = "attending"  # the name of queries, keys and values as attention tak
 
 
 def attending(x: jax.Array) -> jax.Array:
-    """What a remat that keeps products keeps of a projection: not its product alone, before bias, rotation and scale."""
+    """What a remat that keeps products keeps of a projection: with bias, rotation and scale, not the product alone."""
     return checkpoint_name(x, ATTENDING)
 
 

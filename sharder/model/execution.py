@@ -30,7 +30,8 @@ def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
 def and_left_over(policy: Any) -> Any:
     """And what attention takes, and what flash attention and norms leave for their backward passes."""
     either, named = jax.checkpoint_policies.save_from_both_policies, jax.checkpoint_policies.save_only_these_names
-    return either(either(policy, named(ATTENDING, ATTENDED, STATISTICS)), lambda primitive, *_, **__: primitive.name == KEPT)
+    by_kernel = lambda primitive, *_, **__: primitive.name == KEPT  # noqa: E731
+    return either(policy, either(named(ATTENDING, ATTENDED, STATISTICS), by_kernel))
 
 
 POLICIES: dict[str, Any] = {  # what a layer's forward pass keeps for its backward pass

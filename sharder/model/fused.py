@@ -49,11 +49,10 @@ class Fused:
     ) -> jax.Array:
         """[B, T, N, H]. Queries are already scaled; scores and softmax are float32. `key_valid` [B, S]: valid first."""
         (B, T, *_), S = q_BTNH.shape, k_BSKH.shape[1]
+        count_B = jnp.full(B, S, jnp.int32) if S % EVEN else None
         if key_valid is not None:
             # An example without a valid token is nobody's, but NaN would be everybody's.
             count_B = jnp.maximum(key_valid.sum(1, dtype=jnp.int32), 1)
-        else:
-            count_B = jnp.full(B, S, jnp.int32) if S % EVEN else None
         q_BTNH, k_BSKH, v_BSKH = (_even(x) for x in (q_BTNH, k_BSKH, v_BSKH))
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, count: jax.Array | None = None) -> jax.Array:

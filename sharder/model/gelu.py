@@ -12,7 +12,7 @@ CUBIC, SLOPE = 0.044715, math.sqrt(2 / math.pi)
 
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
-    """x (1 + tanh(SLOPE (x + CUBIC x^3))) / 2: Hendrycks & Gimpel 2016, arXiv 1606.08415, as Gemma and SigLIP have it."""
+    """x (1 + tanh(SLOPE (x + CUBIC x^3))) / 2: Hendrycks & Gimpel 2016, arXiv 1606.08415, with tanh as in Gemma."""
     return jax.nn.gelu(x, approximate=True)
 
 

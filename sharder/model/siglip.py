@@ -81,7 +81,6 @@ class Mlp(nnx.Module):
             return self.down(gelu(self.up(x)))
 
 
-
 class Block(nnx.Module):
     def __init__(self, init: Init, config: VisionConfig):
         self.norm_attention = LayerNorm(init, config.width)

@@ -21,7 +21,6 @@ from sharder.config import HardwareConfig
 from sharder.errors import UserError
 from sharder.predict.available import PLUGINS, TPU_SLICES, check_tpu, has_any
 
-
 CUDNN_VERSION = 9_10_00  # as cuDNN writes 9.10.0
 
 

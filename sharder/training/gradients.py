@@ -19,11 +19,11 @@ from sharder.config import Config, LayoutConfig
 from sharder.model.execution import Execution
 from sharder.model.weight import Weights, as_computed_with
 from sharder.parallel.collectives import Collectives
-from sharder.training.kernels import fused_attention, over_examples
 from sharder.parallel.layout import Layout, placements, specs
 from sharder.parallel.mesh import BATCH, FSDP, batch_split
 from sharder.training.accumulation import Examples, add_up, microbatches
 from sharder.training.gathered import Losses, OneDevice
+from sharder.training.kernels import fused_attention, over_examples
 
 Result = tuple[jax.Array, Weights, jax.Array]  # mean loss, its gradients, their norm
 GradientsOf = Callable[[Weights, Weights, Examples], Result]  # trainable, frozen, examples

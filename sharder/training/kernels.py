@@ -12,8 +12,8 @@ from sharder.config import Config
 from sharder.model.fused import Fused
 from sharder.parallel.mesh import BATCH, FSDP
 
-# The largest head dim of cuDNN's attention with gradients, by the least compute capability that takes it: as jax checks.
 DTYPES = ("bfloat16", "float16")
+# The largest head dim of cuDNN's attention with gradients, by the least compute capability that takes it: as in jax.
 LONGEST_HEAD = {(9, 0): 256, (8, 0): 128}
 
 

@@ -23,7 +23,6 @@ from sharder.parallel import fingerprint
 from sharder.parallel.agreement import Hosts
 from sharder.parallel.compile_cache import compiled_so_far, in_words
 from sharder.parallel.fingerprint import agree
-from sharder.training.kernels import attention_said
 from sharder.parallel.late import said_when_late
 from sharder.parallel.layout import device_bytes, held_whole
 from sharder.parallel.mesh import make_mesh, process_slice
@@ -36,6 +35,7 @@ from sharder.tracking.sinks import Tracker, open_tracker
 from sharder.training.checkpoint import Checkpoints
 from sharder.training.clock import DATA, PAUSE, Clock
 from sharder.training.evaluation import Evaluation
+from sharder.training.kernels import attention_said
 from sharder.training.meaning import about, flat_config, meaning
 from sharder.training.meeting import Meeting
 from sharder.training.profiling import Profile

@@ -1,4 +1,4 @@
-"""What the compiler is asked for beyond its defaults: by the layout, by `work`, by `overlap`, and by the user, who wins.
+"""What the compiler is asked for beyond its defaults: by layout, by `work`, by `overlap`, and by the user, who wins.
 
 As options of one compilation, not as XLA_FLAGS: so they are of the train step alone, and an unknown one is an error of
 that compilation and no abort.

@@ -5,9 +5,9 @@ XLA_FLAGS=--xla_force_host_platform_device_count=4 python every_way.py <quick | 
 The reference is one program on one device, with attn=naive and no remat. It gets every camera, and those that a way
 leaves out masked. Tests of the model hold it against the golden vectors.
 
-The embedding of flow time is made slower here than pi0's. pi0's turns 250 times in a unit of time, an angle of up to 1571
-whose last place in float32 is 1e-4: two programs that round time or angle differently get gradients 8e-5 apart, whatever
-else they do. Slower, they are within 1.5e-5, and a mistake that small is seen.
+The embedding of flow time is made slower here than pi0's. That turns 250 times in a unit of time, an angle of up to
+1571 whose last place in float32 is 1e-4: two programs that round time or angle differently get gradients 8e-5 apart,
+whatever else they do. Slower, they are within 1.5e-5, and a mistake that small is seen.
 """
 
 from __future__ import annotations

@@ -18,14 +18,20 @@ from sharder.training.overlap import PIPELINED, compiler_options, parsed, refuse
 CONF = Path(conf.__file__).parent / "overlap"
 OLD = "xla_gpu_enable_pipelined_all_gather"
 NEW = "xla_gpu_pipeline_all_gather"
+JOINED = "xla_gpu_dot_merger_threshold_mb"
 
 
 def options(
-    layout: str = "gather", fsdp: int = 4, platform: str = "gpu", flags: str = "", overlap: tuple[str, ...] = ()
+    layout: str = "gather",
+    fsdp: int = 4,
+    platform: str = "gpu",
+    flags: str = "",
+    overlap: tuple[str, ...] = (),
+    unroll: bool = False,
 ) -> dict[str, Any]:
     config = Config()
     config.overlap.flags = list(overlap)
-    config.layout.name = layout
+    config.layout.name, config.work.unroll = layout, unroll
     devices = np.array([[SimpleNamespace(platform=platform)] * fsdp])
     mesh: Any = SimpleNamespace(shape={BATCH: 1, FSDP: fsdp}, devices=devices)
     return compiler_options(config, mesh, {"XLA_FLAGS": flags})
@@ -52,6 +58,13 @@ def test_nothing_is_asked_for_where_nothing_is_gathered_or_the_platform_has_no_s
     assert options(layout="auto") == options(layout="published") == {}
     assert options(fsdp=1) == {}
     assert options(platform="cpu") == options(platform="tpu") == {}
+
+
+def test_layers_written_out_have_no_products_joined_on_gpus() -> None:
+    assert options(layout="auto", unroll=True) == {JOINED: 0}
+    assert options(layout="auto", unroll=True, platform="cpu") == options(layout="auto", unroll=False) == {}
+    assert options(layout="auto", unroll=True, flags=f"--{JOINED}=64") == {}
+    assert options(layout="auto", unroll=True, overlap=(f"{JOINED}=32",)) == {JOINED: 32}
 
 
 def test_what_the_user_set_stays() -> None:
