@@ -33,7 +33,7 @@ FIRST = (
 BESIDE = tuple(  # what the sweep of flash_end_to_end leaves out of every attn and remat
     ("flash_end_to_end", f"attn={attn}", f"remat={remat}")
     for remat in ("dots", "none")
-    for attn in ("flash", "xla", "naive")
+    for attn in ("flash", "tiles", "xla", "naive")
 )
 REST: tuple[str | tuple[str, ...], ...] = (
     "flash_end_to_end",
