@@ -51,7 +51,9 @@ def test_the_published_step_comes_first_then_ours() -> None:
 def test_one_gpu_measures_every_attention_with_every_remat_and_length() -> None:
     told = {point.overrides for point in ONE_GPU if point.preset == "flash_end_to_end"}
     remats = ("full", "dots_no_batch", "dots", "none")
-    assert told == {(f"attn={attn}", f"remat={remat}") for attn in ("naive", "xla", "tiles", "flash") for remat in remats}
+    assert told == {
+        (f"attn={attn}", f"remat={remat}") for attn in ("naive", "xla", "tiles", "flash") for remat in remats
+    }
     lengths = [point for point in ONE_GPU if point.preset == "attention_length"]
     assert len(lengths) == 16 and all("profile=window" in point.overrides for point in lengths)
 
