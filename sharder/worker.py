@@ -153,7 +153,8 @@ def _set_up_logging() -> None:
 
 def _of_devices_that_may_be_here(record: logging.LogRecord) -> bool:
     """jax's plugins for GPUs come with the plan extra; where there is no driver, that one does not start is no news."""
-    if "plugin" in record.getMessage() and not any(map(os.path.exists, NVIDIA_DRIVERS)):
+    text = record.getMessage()
+    if "plugin" in text and "cuda" in text and not any(map(os.path.exists, NVIDIA_DRIVERS)):
         return False
     if record.exc_info and record.exc_info[1]:
         record.msg, record.args, record.exc_info = f"{record.getMessage()}: {record.exc_info[1]}", (), None

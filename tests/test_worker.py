@@ -19,9 +19,9 @@ def of_a_plugin() -> logging.LogRecord:
 def test_a_plugin_for_gpus_that_are_not_here_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "NVIDIA_DRIVERS", ("/nowhere",))
     assert not worker._of_devices_that_may_be_here(of_a_plugin())
-    other = logging.LogRecord("jax", logging.WARNING, __file__, 1, "no %s found", ("TPU",), None)
+    other = logging.LogRecord("jax", logging.WARNING, __file__, 1, "plugin %s does not start", ("xla_rocm7",), None)
     assert worker._of_devices_that_may_be_here(other)
-    assert other.getMessage() == "no TPU found"
+    assert other.getMessage() == "plugin xla_rocm7 does not start"
 
 
 def test_where_there_is_a_driver_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from sharder.model.block_mask import BlockMask
 
 KEPT = "dot_product_attention_fwd_wrapper"  # the primitive of cuDNN's forward pass: its results are kept, see execution
-EVEN = 2  # tokens: cuDNN's gradient takes no other lengths, as jax checks it
+EVEN = 2  # tokens: jax refuses other lengths with a gradient; cuDNN itself takes any
 
 # Of arrays [B, ...] alone, to the same: how a function runs where each device has some of the examples.
 OverExamples = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -13,8 +13,10 @@ from sharder.model.fused import Fused
 from sharder.parallel.mesh import BATCH, FSDP
 
 DTYPES = ("bfloat16", "float16")
-# The largest head dim of cuDNN's attention with gradients, by the least compute capability that takes it: as in jax.
-LONGEST_HEAD = {(9, 0): 256, (8, 0): 128}
+# The largest head dim of cuDNN's attention with gradients, by NVIDIA's table. After Hopper some GPUs take 256 with some
+# versions and some never; jax looks at neither, so they get it for 128.
+HOPPER, LONGEST_ON_HOPPER = 9, 256
+LEAST, LONGEST_ELSEWHERE = (8, 0), 128
 
 
 def fused_attention(config: Config, mesh: Mesh) -> Fused | None:
@@ -38,8 +40,8 @@ def _found(config: Config, mesh: Mesh) -> tuple[int, str]:
         return 0, f"attn=flash: tiles in JAX, as there is no kernel for {device.platform}"
     if dtype not in DTYPES:
         return 0, f"attn=flash: tiles in JAX, as cuDNN takes {' and '.join(DTYPES)}, and model.compute_dtype is {dtype}"
-    longest = max((head for least, head in LONGEST_HEAD.items() if capability >= least), default=0)
-    if not longest:
+    longest = LONGEST_ON_HOPPER if capability[0] == HOPPER else LONGEST_ELSEWHERE
+    if capability < LEAST:
         return 0, f"attn=flash: tiles in JAX, as cuDNN takes no {device.device_kind}"
     heads = {
         "the prefix": config.model.language.head_dim,

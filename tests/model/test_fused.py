@@ -32,7 +32,7 @@ def used(fused: Fused, mask: BlockMask, q: jax.Array, k: jax.Array) -> bool:
     return bool(calls)
 
 
-@pytest.mark.parametrize("prefix", [40, 41])  # cuDNN's gradient wants an even length
+@pytest.mark.parametrize("prefix", [40, 41])  # jax refuses odd lengths with a gradient
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_a_prefix_whose_valid_tokens_come_first(prefix: int, kv_heads: int) -> None:
     blocks = pi0_blocks(prefix, 10)

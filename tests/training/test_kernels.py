@@ -27,14 +27,15 @@ def config(*typed: str) -> Any:
     ("where", "longest", "said"),
     [
         (mesh("gpu", "9.0"), 256, "attn=flash: cuDNN within the prefix and cameras, tiles in JAX for the rest"),
-        (mesh("cuda", "10.3"), 256, "attn=flash: cuDNN within the prefix and cameras, tiles in JAX for the rest"),
+        (mesh("cuda", "10.3"), 128, "attn=flash: cuDNN within cameras, tiles in JAX for the rest"),
+        (mesh("gpu", "12.0"), 128, "attn=flash: cuDNN within cameras, tiles in JAX for the rest"),
         (mesh("gpu", "8.0"), 128, "attn=flash: cuDNN within cameras, tiles in JAX for the rest"),
         (mesh("gpu", "7.5", "Tesla T4"), None, "attn=flash: tiles in JAX, as cuDNN takes no Tesla T4"),
         (mesh("gpu", "gfx942"), None, "attn=flash: tiles in JAX, as there is no kernel for gpu"),  # AMD's
         (mesh("tpu"), None, "attn=flash: tiles in JAX, as there is no kernel for tpu"),
         (mesh("cpu"), None, "attn=flash: tiles in JAX, as there is no kernel for cpu"),
     ],
-    ids=["h100", "b300", "a100", "t4", "amd", "tpu", "cpu"],
+    ids=["h100", "b300", "rtx5090", "a100", "t4", "amd", "tpu", "cpu"],
 )
 def test_by_device(where: Any, longest: int | None, said: str) -> None:
     assert fused_attention(config(), where) == (Fused(longest) if longest else None)
