@@ -27,10 +27,14 @@ def all_but_gathered(primitive: Any, *_: Any, **parameters: Any) -> bool:
     return primitive.name not in ("custom_vjp_call", "all_gather") and parameters.get("name") != GATHERED
 
 
+def by_kernel(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Keep what the fused kernel gave."""
+    return bool(primitive.name == KEPT)
+
+
 def and_left_over(policy: Any) -> Any:
     """And what attention takes, and what flash attention and norms leave for their backward passes."""
     either, named = jax.checkpoint_policies.save_from_both_policies, jax.checkpoint_policies.save_only_these_names
-    by_kernel = lambda primitive, *_, **__: primitive.name == KEPT  # noqa: E731
     return either(policy, either(named(ATTENDING, ATTENDED, STATISTICS), by_kernel))
 
 

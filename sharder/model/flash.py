@@ -28,7 +28,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sharder.model.block_mask import MASKED, BlockMask
 from sharder.model.fused import Fused
-from sharder.model.tiles import SPARED_BY_KERNEL, Run, runs
+from sharder.model.tiles import SPARED_BY_KERNEL, Run, filled, runs
 
 ATTENDED = "attended"  # the name of what a forward pass leaves to its backward pass: the output and the logarithms
 
@@ -83,7 +83,7 @@ def _backward(cut: tuple[Run, ...], saved: tuple[jax.Array, ...], d_out_BTNH: ja
     found = [_Part.of(run, *arrays).backward(out_BTNH, d_out_BTNH, log_BKTG) for run in cut]
     d_q_BTNH = jnp.concatenate([d_q for d_q, _, _ in found], axis=1)
     d_k_BSKH, d_v_BSKH = (
-        reduce(jnp.add, [_filled(part[of], x.shape[1]) for part in found]).astype(x.dtype)
+        reduce(jnp.add, [filled(part[of], x.shape[1]) for part in found]).astype(x.dtype)
         for of, x in ((1, arrays[1]), (2, arrays[2]))
     )
     return d_q_BTNH, d_k_BSKH, d_v_BSKH, None, None, None
@@ -127,7 +127,7 @@ class _Part:
     ) -> _Part:
         S = run.key_tiles.length
         k_BSKH, v_BSKH, key_block, key_valid = (
-            _filled(x[:, : run.keys], S) for x in (k_BSKH, v_BSKH, key_block[None], key_valid)
+            filled(x[:, : run.keys], S) for x in (k_BSKH, v_BSKH, key_block[None], key_valid)
         )
         q_BTKGH = _in_groups(_run_of(run, q_BTNH), k_BSKH.shape[2])
         return cls(run, q_BTKGH, k_BSKH, v_BSKH, _run_of(run, query_block[None]), key_block, key_valid)
@@ -226,19 +226,13 @@ def _loop(step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, turns: range)
 
 def _run_of(run: Run, x: jax.Array) -> jax.Array:
     """Along dim 1."""
-    return _filled(x[:, run.first : run.first + run.queries], run.query_tiles.length)
+    return filled(x[:, run.first : run.first + run.queries], run.query_tiles.length)
 
 
 def _in_groups(x_BTNH: jax.Array, kv_heads: int) -> jax.Array:
     """[B, T, K, G, H]"""
     B, T, N, H = x_BTNH.shape
     return x_BTNH.reshape(B, T, kv_heads, N // kv_heads, H)
-
-
-def _filled(x: jax.Array, length: int) -> jax.Array:
-    """With zeros behind dim 1."""
-    more = length - x.shape[1]
-    return jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))) if more else x
 
 
 def _added(x: jax.Array, tile: jax.Array, number: Any) -> jax.Array:

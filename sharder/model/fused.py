@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from sharder.model.block_mask import BlockMask
+from sharder.model.tiles import filled
 
 KEPT = "dot_product_attention_fwd_wrapper"  # the primitive of cuDNN's forward pass: its results are kept, see execution
 EVEN = 2  # tokens: jax refuses other lengths with a gradient; cuDNN itself takes any
@@ -40,9 +41,11 @@ class Fused:
 
     def takes(self, q_BTNH: jax.Array, mask: BlockMask, keys: int) -> bool:
         """Can it give what queries get that see all valid ones of the first `keys` keys, and no other?"""
-        head = q_BTNH.shape[-1]
         valid_first = mask.key_valid is None or keys <= mask.valid_first
-        return valid_first and head <= self.longest_head and head % 8 == 0
+        return valid_first and self.takes_head(q_BTNH.shape[-1])
+
+    def takes_head(self, dim: int) -> bool:
+        return dim <= self.longest_head and dim % 8 == 0
 
     def __call__(
         self, q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, key_valid: jax.Array | None
@@ -53,7 +56,7 @@ class Fused:
         if key_valid is not None:
             # An example without a valid token is nobody's, but NaN would be everybody's.
             count_B = jnp.maximum(key_valid.sum(1, dtype=jnp.int32), 1)
-        q_BTNH, k_BSKH, v_BSKH = (_even(x) for x in (q_BTNH, k_BSKH, v_BSKH))
+        q_BTNH, k_BSKH, v_BSKH = (filled(x, x.shape[1] + x.shape[1] % EVEN) for x in (q_BTNH, k_BSKH, v_BSKH))
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array, count: jax.Array | None = None) -> jax.Array:
             return jax.nn.dot_product_attention(
@@ -62,11 +65,6 @@ class Fused:
 
         arrays = (q_BTNH, k_BSKH, v_BSKH) if count_B is None else (q_BTNH, k_BSKH, v_BSKH, count_B)
         return self.over_examples(attend)(*arrays)[:, :T]
-
-
-def _even(x: jax.Array) -> jax.Array:
-    """With a token of zeros behind dim 1, if need be."""
-    return jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) if x.shape[1] % EVEN else x
 
 
 def valid_first(tokens_BPD: jax.Array, valid_BP: jax.Array) -> tuple[jax.Array, jax.Array]:

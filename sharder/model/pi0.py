@@ -113,7 +113,8 @@ class Pi0(nnx.Module):
         valid.append(observation.token_mask)
         with jax.named_scope("embedding"):
             tokens_BPD, valid_BP = jnp.concatenate(parts, axis=1), jnp.concatenate(valid, axis=1)
-            if not self.execution.fused:
+            fused = self.execution.fused
+            if fused is None or not fused.takes_head(self.config.language.head_dim):
                 return Prefix(tokens_BPD, valid_BP)
             return Prefix(*valid_first(tokens_BPD, valid_BP), valid_first=valid_BP.shape[1])
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 LONGEST = 1024  # tokens of a tile: all of pi0 (867) or pi0.5 (1018 with a prompt of 200) fits one, and needs no loop
@@ -111,3 +113,9 @@ def scored(query_block: np.ndarray, key_block: np.ndarray, spared: int = SPARED)
         found[run.first : run.first + run.queries] = run.key_tiles.length
         found[run.first + run.queries - 1] += (run.query_tiles.length - run.queries) * run.key_tiles.length
     return found
+
+
+def filled(x: jax.Array, length: int) -> jax.Array:
+    """With zeros behind dim 1."""
+    more = length - x.shape[1]
+    return jnp.pad(x, ((0, 0), (0, more), *((0, 0),) * (x.ndim - 2))) if more else x

@@ -40,14 +40,14 @@ def _found(config: Config, mesh: Mesh) -> tuple[int, str]:
         return 0, f"attn=flash: tiles in JAX, as there is no kernel for {device.platform}"
     if dtype not in DTYPES:
         return 0, f"attn=flash: tiles in JAX, as cuDNN takes {' and '.join(DTYPES)}, and model.compute_dtype is {dtype}"
-    longest = LONGEST_ON_HOPPER if capability[0] == HOPPER else LONGEST_ELSEWHERE
     if capability < LEAST:
         return 0, f"attn=flash: tiles in JAX, as cuDNN takes no {device.device_kind}"
+    longest = LONGEST_ON_HOPPER if capability[0] == HOPPER else LONGEST_ELSEWHERE
     heads = {
         "the prefix": config.model.language.head_dim,
         "cameras": config.model.vision.width // config.model.vision.heads,
     }
-    taken = [name for name, head in heads.items() if head <= longest and head % 8 == 0]
+    taken = [name for name, head in heads.items() if Fused(longest).takes_head(head)]
     if not taken:
         return 0, f"attn=flash: tiles in JAX, as cuDNN takes heads of at most {longest} here, multiples of 8"
     return longest, f"attn=flash: cuDNN within {' and '.join(taken)}, tiles in JAX for the rest"

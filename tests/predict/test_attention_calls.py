@@ -1,6 +1,5 @@
 """attn=flash on H100s is cuDNN's attention: compiled without one, in every layout, and kept where remat keeps it."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,8 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from sharder.predict.target import PLUGINS
+from plan_extra import needs_plan_extra
 
 SCRIPT = Path(__file__).parent / "attention_calls.py"
 # The micro model has one vision layer and two of language. Of the last, only the suffix has queries, which are tiles,
@@ -19,10 +17,7 @@ AGAIN = {"least": [3, 2], "unrolled": [4, 2]}  # a loop of one turn, the vision'
 pytestmark = [
     pytest.mark.compile,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not any(importlib.util.find_spec(plugin) for plugin in PLUGINS),
-        reason="needs the compiler for GPUs: pip install 'sharder[plan]'",
-    ),
+    needs_plan_extra,
 ]
 
 

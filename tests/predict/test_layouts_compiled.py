@@ -4,7 +4,6 @@ XLA unrolls and pipelines loops as it likes (a gather of 18 layers is one of 17 
 asserted, tensor by tensor, and not how often a loop turns.
 """
 
-import importlib.util
 import math
 import os
 import pickle
@@ -18,21 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_extra import needs_plan_extra
 
 from sharder.measure.hlo import Module, parse
 from sharder.parallel.layout import Slicing
 from sharder.predict.communication import ACTIVATIONS, EMBEDDING, GRADIENTS, LAYER_WEIGHTS, Row
-from sharder.predict.target import PLUGINS
 
 SCRIPT = Path(__file__).parent / "compiled_layout.py"
 BF16 = 2  # bytes
 pytestmark = [
     pytest.mark.compile,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not any(importlib.util.find_spec(plugin) for plugin in PLUGINS),
-        reason="needs the compiler for GPUs: pip install 'sharder[plan]'",
-    ),
+    needs_plan_extra,
 ]
 
 

@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_extra import needs_plan_extra
 
 from sharder.predict import memory
-from sharder.predict.available import PLUGINS
 
 pytestmark = [
     pytest.mark.compile,
-    pytest.mark.skipif(
-        not any(importlib.util.find_spec(plugin) for plugin in PLUGINS),
-        reason="needs the compiler for GPUs: pip install 'sharder[plan]'",
-    ),
+    needs_plan_extra,
 ]
 MICRO = ("model=pi0_micro", "layout.min_shard_bytes=512", "data=lerobot", "data.root=/nowhere")
 STATE = (memory.WEIGHTS, memory.MOMENTS, memory.AVERAGE)

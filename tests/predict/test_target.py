@@ -1,12 +1,12 @@
 """Compiling for GPUs that are not here."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from plan_extra import needs_plan_extra
 
 from sharder.errors import UserError
 from sharder.measure.collectives import collectives
@@ -14,10 +14,7 @@ from sharder.measure.hlo import parse
 from sharder.predict import target
 
 SCANNED_MLP = Path(__file__).parent.parent / "measure" / "scanned_mlp.py"
-needs_plan_extra = pytest.mark.skipif(
-    not any(importlib.util.find_spec(plugin) for plugin in target.PLUGINS),
-    reason="needs the compiler for GPUs: pip install 'sharder[plan]'",
-)
+needs_plan_extra = needs_plan_extra
 
 
 def output_of(*arguments: str, platforms: str | None = "cpu") -> str:

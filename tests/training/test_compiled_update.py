@@ -1,6 +1,5 @@
 """Clipping, AdamW and the average in one pass over the weights: a fact of the program compiled for an H100."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,17 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from sharder.predict.available import PLUGINS
+from plan_extra import needs_plan_extra
 
 SCRIPT = Path(__file__).parent / "compiled_update.py"
 
 
 @pytest.mark.compile
-@pytest.mark.skipif(
-    not any(importlib.util.find_spec(plugin) for plugin in PLUGINS),
-    reason="needs the compiler for GPUs: pip install 'sharder[plan]'",
-)
+@needs_plan_extra
 def test_the_update_reads_and_writes_everything_once() -> None:
     """Read are weights, gradients, both moments and the average; written all of these but the gradients: nine times
     the weights' bytes. Two passes would be eleven at least. Some of the smallest make their gradient in the same
